@@ -1,0 +1,58 @@
+# fencebeat: `make` shows the targets.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+UV_VERSION := 0.13.9
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format bench install install-dev pins
+
+help: ## Show this help
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fencebeat needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) -V 2>&1`. Name another: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+$(BIN)/.run: $(BIN)/uv requirements/run.txt pyproject.toml beat/pyproject.toml
+	@echo "Installing fencebeat (with PyTorch: about 6 GB on disk, kept once in the uv cache)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/run.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e beat -e .
+	@touch $@
+
+$(BIN)/.dev: $(BIN)/.run requirements/dev.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	@touch $@
+
+install: $(BIN)/.run ## Install what the application needs, into .venv
+
+install-dev: $(BIN)/.dev ## The same and the tools for tests and checks
+
+run: install ## Run the main job here: make run [CORPUS=folder] [ONCE=1]
+	@exec $(BIN)/fencebeat up $(if $(CORPUS),--corpus "$(CORPUS)") $(if $(ONCE),--once)
+
+test: install-dev ## Run all tests on real servers: make test [ARGS="-k fence"]
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: install-dev ## Style, types, import rules, docstrings, spelling
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/deptry .
+	@$(BIN)/interrogate --quiet beat/src tasks control index ops config
+	@$(BIN)/codespell
+
+format: install-dev ## Let ruff format and fix what it can
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+bench: install-dev ## Run the benchmarks; each prints a ratio against a peer measured in the same run
+	@for b in benchmarks/bench_*.py; do $(BIN)/python $$b || exit 1; done
+
+pins: $(BIN)/uv ## Make requirements/*.txt anew from the pyproject files
+	@$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 --extra torch --extra local --no-emit-package fencebeat --custom-compile-command "make pins" -o requirements/run.txt pyproject.toml
+	@$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 --extra torch --extra local --group dev -c requirements/run.txt --no-emit-package fencebeat --custom-compile-command "make pins" -o requirements/dev.txt pyproject.toml

@@ -1,0 +1,12 @@
+"""fencebeat: a Celery Beat scheduler that can neither emit a tick twice nor lose one, on any number of hosts.
+
+Read the core in this order: `elector` (who may act), `lua/commit.lua` (what one step does), `scheduler` (how Celery
+drives both).
+
+May import: the standard library, Celery, kombu, redis, python-redis-lock, cronsim; etcd3gw only in `locks.etcd`,
+typer and rich only in `cli`.
+Must never know: documents, indexes, ledgers. What it needs of an application comes through `effects.EffectStore`.
+Leaf modules (`clock`, `errors`, `failpoints`, `history`, `signals`) import nothing else of this package.
+"""
+
+__version__ = "0.1.0"

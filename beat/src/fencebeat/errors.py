@@ -1,0 +1,62 @@
+"""The errors of fencebeat. An exception's docstring is its message, so text and documentation cannot drift apart.
+
+The type says what to do: `Retryable` (again later), `Permanent` (never again for this input), `Fenced` (stop acting),
+`Refused` (nothing was done; change the request or the configuration).
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+
+class FencebeatError(Exception):
+    """Something failed that nobody has named yet."""
+
+    def __init__(self, **facts: object) -> None:
+        self.facts = facts
+        template = inspect.cleandoc(type(self).__doc__ or type(self).__name__)
+        super().__init__(template.format(**facts))
+
+    def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
+        """Celery pickles exceptions; the default cannot pass keywords."""
+        return partial(type(self), **self.facts), ()
+
+    @property
+    def what(self) -> str:
+        """First line of the message: what happened."""
+        return str(self).split("\n", 1)[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The error for `--json`: type, message and facts as text."""
+        return {
+            "error": type(self).__name__,
+            "message": str(self),
+            "facts": {name: str(value) for name, value in self.facts.items()},
+        }
+
+
+class Retryable(FencebeatError):
+    """A passing fault: the same call may succeed later."""
+
+
+class Permanent(FencebeatError):
+    """This input can never succeed as it is; it changes or it stays a dead letter."""
+
+
+class Fenced(FencebeatError):
+    """Term {token} is over: the store has sealed {newest}. Stop acting; do not retry."""
+
+
+class Refused(FencebeatError):
+    """Nothing was done: {why}"""
+
+
+class ImpossibleConfiguration(Refused):
+    """The configuration cannot work, so nothing was started: {rules}"""
+
+
+class StoreUnreachable(Retryable):
+    """{store} did not answer within {seconds} s: {why}
+    Nothing was assumed or changed. Check that the server runs and that its address ({address}) is right.
+    """
