@@ -1,0 +1,89 @@
+"""The catalogue is public: its rules hold, its page is current, and nothing is emitted that it does not state."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from config import events, metrics
+from config.events import CATALOGUE, Event, EventMismatch, emit
+from fencebeat import history
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def catalogue(monkeypatch):
+    """A catalogue in which a test may define events of its own."""
+    monkeypatch.setattr(events, "CATALOGUE", {})
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch, tmp_path):
+    monkeypatch.setenv("FENCEBEAT_TESTING", "1")
+    monkeypatch.setattr(metrics, "observe", lambda *_, **__: None)
+    monkeypatch.setenv("FENCEBEAT_HISTORY", str(tmp_path / "history.jsonl"))
+
+
+def test_the_page_in_docs_is_the_one_this_catalogue_makes():
+    assert (ROOT / "docs/events.md").read_text() == events.table(), "run: python -m config.events > docs/events.md"
+
+
+@pytest.mark.parametrize(
+    ("definition", "sentence"),
+    [
+        ({"name": "committed", "when": "x"}, "noun.past"),
+        ({"name": "a.done", "when": ""}, "must say when"),
+        ({"name": "a.done", "when": "x", "attributes": ("Bad",)}, "lower case"),
+        ({"name": "a.done", "when": "x", "attributes": ("a",), "measures": {"a": "m"}}, "named twice"),
+        ({"name": "a.done", "when": "x", "attributes": ("level",)}, "log field"),
+        ({"name": "a.done", "when": "x", "labels": ("target",)}, "must be an attribute"),
+        ({"name": "a.done", "when": "x", "attributes": ("doc_uid",), "labels": ("doc_uid",)}, "few values"),
+    ],
+)
+def test_an_event_that_breaks_a_rule_cannot_be_defined(catalogue, definition, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Event(**definition)
+    assert events.CATALOGUE == {}
+
+
+def test_a_name_is_defined_once(catalogue):
+    Event("a.done", when="x")
+    with pytest.raises(ValueError, match="there already"):
+        Event("a.done", when="y")
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ({"target": "t"}, "missing: purged"),
+        ({"target": "t", "purged": 1, "extra": 2}, "unknown: extra"),
+        ({"target": "t", "purged": "many"}, "not a number: purged"),
+    ],
+)
+def test_other_facts_than_the_stated_ones_raise_in_tests(facts, sentence):
+    with pytest.raises(EventMismatch, match=sentence):
+        emit(events.TOMBSTONES_PURGED, **facts)
+
+
+def test_in_production_a_malformed_event_is_counted_and_stops_nothing(monkeypatch):
+    monkeypatch.delenv("FENCEBEAT_TESTING")
+    counted = []
+    monkeypatch.setattr(metrics, "count_malformed", counted.append)
+
+    emit(events.TOMBSTONES_PURGED, target="t")
+
+    assert counted == ["tombstones.purged"]
+
+
+@pytest.mark.parametrize("event", CATALOGUE.values(), ids=lambda event: event.name)
+def test_each_event_reaches_the_history_with_exactly_its_facts(event, tmp_path):
+    facts = dict.fromkeys(event.measures, 1) | {name: f"some-{name}" for name in event.attributes}
+
+    emit(event, **facts)
+
+    (line,) = history.read(tmp_path / "history.jsonl")
+    assert line["kind"] == "event"
+    assert line["name"] == event.name
+    assert {name: line[name] for name in event.facts} == facts
+    assert json.dumps(line)
