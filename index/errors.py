@@ -1,6 +1,6 @@
 """The errors of the index. The base class says what happens to the document; see `fencebeat.errors`."""
 
-from fencebeat.errors import FencebeatError, Permanent, Retryable
+from fencebeat.errors import FencebeatError, Permanent, Refused, Retryable
 
 
 class SourceUnavailable(Retryable):
@@ -64,4 +64,10 @@ class TargetLost(FencebeatError):
 class ItemRefused(Permanent):
     """Target {target} can never hold a chunk of {uid}: {reason}
     Its indexed version stays.
+    """
+
+
+class IncarnationBehind(Refused):
+    """Target {target} was written by incarnation {marked}, the ledger says {incarnation}: an older ledger was restored.
+    Nothing was written. Raise the incarnation above both before any worker goes on.
     """

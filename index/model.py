@@ -234,3 +234,12 @@ class Hit:
     headings: tuple[str, ...]
     text: str
     meta: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a target answered to a search: hits best first; `reason` says why an answer is `partial`."""
+
+    hits: Sequence[Hit]
+    partial: bool = False
+    reason: str = ""

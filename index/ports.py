@@ -1,21 +1,24 @@
 """What is pluggable, as protocols: sources, embedder, targets, switches. Each has one conformance suite in tests/."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from index.model import (
     Chunk,
     Fetched,
-    Hit,
+    Found,
     IndexDoc,
     ItemResult,
     Listing,
+    Meta,
     Parsed,
     ScanRow,
     TargetSpec,
     Tombstone,
     Vector,
 )
+
+Hook = Callable[[], None]
 
 
 class Source(Protocol):
@@ -64,22 +67,43 @@ class Embedder(Protocol):
         ...
 
 
+def nothing() -> None:
+    """Permit whatever comes next: the hook of callers that have nothing to check before a request."""
+
+
 class Target(Protocol):
     """One physical index. Writes carry a version; a lower one than what is there changes nothing (SUPERSEDED)."""
 
     spec: TargetSpec
 
-    def open(self, incarnation: int) -> None:
-        """Create the index where there is none yet and check its mark. Raises TargetLost when the mark is missing."""
+    def open(self, incarnation: int, *, fresh: bool) -> None:
+        """Check the index's mark; `fresh`: the ledger has never seen it open, so create it where there is none.
+
+        A mark of an older incarnation is raised to this one. Raises TargetLost when the index is missing though not
+        `fresh`, or has no or another mark; IncarnationBehind when its mark is newer than the ledger's incarnation.
+        """
         ...
 
     def index_id(self, chunk_id: str, meta_hash: bytes) -> str:
         """The id under which a chunk with this meta is stored here."""
         ...
 
-    def write(self, docs: Sequence[IndexDoc], version: int, *, epoch: int) -> Sequence[ItemResult]:
+    def describe(
+        self, *, tenant_id: str, source_id: str, doc_uid: str, meta: Meta, version: int, before_request: Hook = nothing
+    ) -> None:
+        """Stage the document's meta where the target keeps it apart from the chunks (pgvector); else do nothing.
+
+        Called before the commit of every version that has chunks, also when only the meta changed. Raises
+        TargetUnavailable or TargetSick.
+        """
+        ...
+
+    def write(
+        self, docs: Sequence[IndexDoc], version: int, *, epoch: int, before_request: Hook = nothing
+    ) -> Sequence[ItemResult]:
         """Write all docs at `version`, to the end: each result is OK, SUPERSEDED, TARGET_SICK or PERMANENT.
 
+        Results are in the order of `docs`. `before_request` is called before each request and may raise to stop.
         Raises TargetUnavailable when items still have an unknown outcome after all retries.
         """
         ...
@@ -88,12 +112,18 @@ class Target(Protocol):
         """Make every acknowledged write visible to searches that begin from now on."""
         ...
 
-    def bury(self, tombstones: Sequence[Tombstone]) -> Sequence[ItemResult]:
-        """Write tombstone documents. SUPERSEDED is normal: an open attempt has written the id anew."""
+    def bury(self, tombstones: Sequence[Tombstone], *, before_request: Hook = nothing) -> Sequence[ItemResult]:
+        """Write tombstone documents. SUPERSEDED is normal: an open attempt has written the id anew.
+
+        Where a commit removes chunks itself (pgvector), nothing is left to bury and every result is OK.
+        """
         ...
 
-    def purge(self, older_than_seconds: float) -> int:
-        """Delete tombstones older than that, each with the version read from itself. Returns how many."""
+    def purge(self, older_than_seconds: float, *, before_request: Hook = nothing) -> int:
+        """Delete tombstones older than that, each with the version read from itself. Returns how many.
+
+        Where there are none (pgvector), the staged rows of attempts that old are deleted instead.
+        """
         ...
 
     def scan(self, tenant_id: str | None = None) -> Iterator[ScanRow]:
@@ -104,13 +134,17 @@ class Target(Protocol):
         self,
         *,
         text: str,
-        vector: Vector,
+        vector: Vector | None,
         tenant_id: str,
         limit: int,
         filters: Mapping[str, str],
         timeout: float,
-    ) -> Sequence[Hit]:
-        """The best chunks of one tenant, best first. Raises TargetUnavailable when no answer comes in `timeout` s."""
+    ) -> Found:
+        """The best chunks of one tenant, best first, at most 100; by words alone where `vector` is None.
+
+        filters: field -> value, of source_id, doc_uid, acl and tags. Raises Refused for another field,
+        TargetUnavailable when no answer comes in `timeout` seconds.
+        """
         ...
 
     def write_count(self) -> int | None:
