@@ -1,0 +1,88 @@
+"""Fixtures for every level: one real server of each kind per run, and for each test a corner of its own in it.
+
+REDIS_URL, POSTGRES_URL, OPENSEARCH_URL and ETCD_URL name existing servers to use instead. Of an existing Redis the
+tests own databases 1-15, which they empty.
+"""
+
+import itertools
+
+import httpx
+import pytest
+import redis
+
+from tests.support.servers import database, running, unique
+
+
+@pytest.fixture(scope="session")
+def valkey_url(tmp_path_factory):
+    """A Redis-compatible server for the whole run."""
+    with running("valkey", tmp_path_factory.mktemp("valkey-server")) as addresses:
+        yield addresses.redis_url
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory):
+    """URI of the superuser of a PostgreSQL with pgvector, for the whole run; tests use `database_url`."""
+    with running("postgres", tmp_path_factory.mktemp("postgres-server")) as addresses:
+        yield addresses.postgres_url
+
+
+@pytest.fixture(scope="session")
+def opensearch_url(tmp_path_factory):
+    """An OpenSearch with k-NN for the whole run; tests use `index_prefix`."""
+    with running("opensearch", tmp_path_factory.mktemp("opensearch-server")) as addresses:
+        yield addresses.opensearch_url
+
+
+@pytest.fixture(scope="session")
+def etcd_url(tmp_path_factory):
+    """An etcd of one member for the whole run; tests use `namespace`."""
+    with running("etcd", tmp_path_factory.mktemp("etcd-server")) as addresses:
+        yield addresses.etcd_url
+
+
+@pytest.fixture
+def namespace():
+    """A prefix of Redis and etcd keys that no other test has."""
+    return unique("test")
+
+
+@pytest.fixture(scope="session")
+def _redis_databases():
+    return itertools.cycle(range(1, 16))
+
+
+@pytest.fixture
+def redis_url(valkey_url, _redis_databases):
+    """URL of an empty database of its own: queues have fixed names, so a namespace is not enough for them."""
+    url = valkey_url.rsplit("/", 1)[0] + f"/{next(_redis_databases)}"
+    client = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+    client.flushdb()
+    yield url
+    client.flushdb()
+    client.close()
+
+
+@pytest.fixture
+def redis_client(redis_url):
+    """A client on `redis_url`; answers are bytes."""
+    with redis.Redis.from_url(redis_url, socket_timeout=5, socket_connect_timeout=5) as client:
+        yield client
+
+
+@pytest.fixture
+def database_url(postgres_url):
+    """URI of a new, empty database; dropped after the test."""
+    with database(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture
+def index_prefix(opensearch_url):
+    """A prefix of index names that no other test has; indices and aliases under it are removed after the test."""
+    prefix = unique("test")
+    yield prefix
+    with httpx.Client(base_url=opensearch_url, timeout=30) as client:
+        names = [entry["index"] for entry in client.get(f"/_cat/indices/{prefix}*?format=json").json()]
+        if names:
+            client.delete("/" + ",".join(names)).raise_for_status()
