@@ -56,6 +56,12 @@ class ImpossibleConfiguration(Refused):
     """The configuration cannot work, so nothing was started: {rules}"""
 
 
+class UnusableRecord(Refused):
+    """Nothing was done: the store's record {key} cannot be used ({found}).
+    Another program wrote it, or it was damaged. Look at it, and delete it if nobody needs it: it is made anew.
+    """
+
+
 class StoreUnreachable(Retryable):
     """{store} did not answer within {seconds} s: {why}
     Nothing was assumed or changed. Check that the server runs and that its address ({address}) is right.

@@ -46,19 +46,18 @@ class LeaseTiming:
 
     def __post_init__(self) -> None:
         trust = self.trust
+        trusted = f"lease ({self.lease:g} s) less margin ({self.margin:g} s)"
         rules = (
             (self.margin > 0, "margin must be positive, or trust ends no earlier than the lease."),
             (self.renew_every > 0, "renew_every must be positive."),
             (self.call_timeout > 0, "call_timeout must be positive."),
             (
                 trust > 2 * self.renew_every,
-                f"lease ({self.lease:g} s) must leave room for a failed renewal and its repeat: "
-                f"twice renew_every ({self.renew_every:g} s) before margin ({self.margin:g} s).",
+                f"{trusted} must leave room for two renewals, {self.renew_every:g} s each (renew_every).",
             ),
             (
                 self.call_timeout < trust,
-                f"call_timeout ({self.call_timeout:g} s) must be shorter than the time a renewal is trusted: "
-                f"lease ({self.lease:g} s) less margin ({self.margin:g} s).",
+                f"call_timeout ({self.call_timeout:g} s) must be shorter than the time of trust: {trusted}.",
             ),
             (
                 self.progress_within > 1.0,
@@ -101,8 +100,11 @@ class Lock(Protocol):
         """Extend the lease of `term`. False is final: the term is over. Raises StoreUnreachable."""
         ...
 
-    def resign(self, term: Term) -> bool:
-        """End `term` and wake those who wait. False, and nothing changes, when it is over. Raises StoreUnreachable."""
+    def resign(self, term: Term, *, wake: bool = True) -> bool:
+        """End `term` and, unless told not to, wake those who wait.
+
+        False, and nothing changes, when it is over. Raises StoreUnreachable.
+        """
         ...
 
     def holder(self) -> Term | None:

@@ -14,13 +14,7 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from fencebeat.errors import Refused, StoreUnreachable
-
-
-class UnusableRecord(Refused):
-    """Nothing was done: the store's record {key} cannot be used ({found}).
-    Another program wrote it, or it was damaged. Look at it, and delete it if nobody needs it: fencebeat makes it anew.
-    """
+from fencebeat.errors import StoreUnreachable, UnusableRecord
 
 
 class Script:
@@ -80,6 +74,6 @@ def address(client: redis.Redis) -> str:
     where = client.connection_pool.connection_kwargs
     if "path" in where:
         return f"{where['path']} database {where.get('db', 0)}"
-    if getattr(client.connection_pool, "service_name", None):
-        return f"Sentinel's primary {client.connection_pool.service_name} database {where.get('db', 0)}"
+    if primary := getattr(client.connection_pool, "service_name", None):
+        return f"Sentinel's primary {primary} database {where.get('db', 0)}"
     return f"{where.get('host')}:{where.get('port')}/{where.get('db', 0)}"
