@@ -1,0 +1,1 @@
+"""Alembic's revisions of the ledger; run by `index.ledger.migrate`, never imported by the product."""
