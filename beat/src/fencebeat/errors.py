@@ -66,3 +66,15 @@ class StoreUnreachable(Retryable):
     """{store} did not answer within {seconds} s: {why}
     Nothing was assumed or changed. Check that the server runs and that its address ({address}) is right.
     """
+
+
+class UnusableEntry(ImpossibleConfiguration):
+    """Entry {name} cannot be scheduled: {why}
+    The other entries are not affected. Correct it in beat_schedule and start the beat again.
+    """
+
+
+class UnknownEntry(FencebeatError):
+    """There is no entry {name}.
+    Nothing was done. `fencebeat schedule list` shows the entries there are.
+    """
