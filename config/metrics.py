@@ -6,7 +6,6 @@ store already knows (leader, documents by state, switches) is not counted here: 
 """
 
 import os
-import sys
 import threading
 from collections.abc import Mapping
 from functools import lru_cache
@@ -35,15 +34,18 @@ def directory() -> Path:
 
 @lru_cache(maxsize=1)
 def _client() -> "type[prometheus_client.Counter]":
-    """Import prometheus_client with its files in `directory()`. Raises RuntimeError when somebody was there first."""
+    """Import prometheus_client with its values in the files of `directory()`.
+
+    It decides at its import where values live, and `celery` imports it before us (its command line loads Flower's): so
+    the decision is made here, for every metric that is made from now on.
+    """
     path = directory()
     path.mkdir(parents=True, exist_ok=True)
-    early = "prometheus_client" in sys.modules and "PROMETHEUS_MULTIPROC_DIR" not in os.environ
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(path.resolve())
-    if early:
-        raise RuntimeError("prometheus_client was imported before config.metrics; its counts would stay in one process")
-    from prometheus_client import Counter  # noqa: PLC0415 - only now: see above
+    from prometheus_client import Counter, values  # noqa: PLC0415 - only now: see above
 
+    if not values.ValueClass._multiprocess:  # noqa: SLF001 - the only thing that tells
+        values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]  # it has no annotation
     return Counter
 
 

@@ -30,9 +30,9 @@ for n in range(LABEL_LIMIT + 7):
 """
 
 EARLY = """
-import prometheus_client
+import prometheus_client  # as Celery's command line does, through Flower
 from config.metrics import observe
-observe("search.answered", labels={}, measures={})
+observe("search.answered", labels={"target": "t"}, measures={})
 """
 
 
@@ -76,8 +76,8 @@ def test_a_label_with_too_many_values_is_cut_off(tmp_path):
     assert 'fencebeat_search_answered_total{target="other"} 7.0' in shown(tmp_path)
 
 
-def test_counts_that_would_stay_in_one_process_are_refused(tmp_path):
+def test_counts_are_shared_although_somebody_imported_the_client_before_us(tmp_path):
     done = run(EARLY, tmp_path)
 
-    assert done.returncode != 0
-    assert "imported before config.metrics" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert 'fencebeat_search_answered_total{target="t"} 1.0' in shown(tmp_path)
