@@ -174,8 +174,6 @@ DOCUMENT_COMMITTED = Event(
     when="the ledger accepted a new manifest; readers of our search see it from now on",
     measures={
         "chunks": "in the manifest",
-        "embedded": "inputs sent to the embedder",
-        "reused": "vectors taken from the cache",
         "written": "index documents written",
         "deleted": "index ids handed to the collector",
         "seconds": "from claim to commit",
