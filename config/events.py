@@ -97,7 +97,7 @@ def emit(event: Event, **facts: Any) -> None:
         log.error("event.malformed", emitted=event.name, mismatch=mismatch)
         return
     getattr(log, event.level)(event.name, **facts)
-    history.record("event", name=event.name, **facts)
+    history.record("event", event=event.name, **facts)
     metrics.observe(
         event.name,
         labels={name: facts[name] for name in event.labels},

@@ -84,6 +84,6 @@ def test_each_event_reaches_the_history_with_exactly_its_facts(event, tmp_path):
 
     (line,) = history.read(tmp_path / "history.jsonl")
     assert line["kind"] == "event"
-    assert line["name"] == event.name
+    assert line["event"] == event.name
     assert {name: line[name] for name in event.facts} == facts
     assert json.dumps(line)
