@@ -71,3 +71,9 @@ class IncarnationBehind(Refused):
     """Target {target} was written by incarnation {marked}, the ledger says {incarnation}: an older ledger was restored.
     Nothing was written. Raise the incarnation above both before any worker goes on.
     """
+
+
+class InputRefused(Retryable):
+    """The embedder at {address} refuses a text that the chunker made for its model: {why}
+    Documents stay dirty. Chunker and embedder must have the same model: compare FENCEBEAT_MODEL_PATH of both.
+    """
