@@ -10,7 +10,6 @@ from index.model import (
     IndexDoc,
     ItemResult,
     Listing,
-    Meta,
     Parsed,
     ScanRow,
     TargetSpec,
@@ -86,16 +85,6 @@ class Target(Protocol):
 
     def index_id(self, chunk_id: str, meta_hash: bytes) -> str:
         """The id under which a chunk with this meta is stored here."""
-        ...
-
-    def describe(
-        self, *, tenant_id: str, source_id: str, doc_uid: str, meta: Meta, version: int, before_request: Hook = nothing
-    ) -> None:
-        """Stage the document's meta where the target keeps it apart from the chunks (pgvector); else do nothing.
-
-        Called before the commit of every version that has chunks, also when only the meta changed. Raises
-        TargetUnavailable or TargetSick.
-        """
         ...
 
     def write(

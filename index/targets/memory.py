@@ -14,7 +14,7 @@ from fencebeat.clock import Clock, system_clock
 from fencebeat.failpoints import failpoint
 from index.errors import TargetLost, TargetSick
 from index.fusion import fuse
-from index.model import Found, Hit, IndexDoc, ItemClass, ItemResult, Meta, ScanRow, TargetSpec, Tombstone, Vector
+from index.model import Found, Hit, IndexDoc, ItemClass, ItemResult, ScanRow, TargetSpec, Tombstone, Vector
 from index.ports import Hook, nothing
 from index.targets.ids import MOST_HITS, check_request, with_meta
 from index.targets.mapping import MARK, check_mark, mark_of
@@ -75,11 +75,6 @@ class MemoryTarget:
     def index_id(self, chunk_id: str, meta_hash: bytes) -> str:
         """Chunk id and the first 8 bytes of the meta's hash."""
         return with_meta(chunk_id, meta_hash)
-
-    def describe(
-        self, *, tenant_id: str, source_id: str, doc_uid: str, meta: Meta, version: int, before_request: Hook = nothing
-    ) -> None:
-        """Nothing to do: meta is stored with each chunk."""
 
     def write(
         self, docs: Sequence[IndexDoc], version: int, *, epoch: int, before_request: Hook = nothing

@@ -24,7 +24,6 @@ from index.model import (
     IndexDoc,
     ItemClass,
     ItemResult,
-    Meta,
     ScanRow,
     TargetSpec,
     Tombstone,
@@ -110,11 +109,6 @@ class OpenSearchTarget:
     def index_id(self, chunk_id: str, meta_hash: bytes) -> str:
         """Chunk id and the first 8 bytes of the meta's hash."""
         return with_meta(chunk_id, meta_hash)
-
-    def describe(
-        self, *, tenant_id: str, source_id: str, doc_uid: str, meta: Meta, version: int, before_request: Hook = nothing
-    ) -> None:
-        """Nothing to do: meta is stored with each chunk."""
 
     def write(
         self, docs: Sequence[IndexDoc], version: int, *, epoch: int, before_request: Hook = nothing
