@@ -78,3 +78,21 @@ class UnknownEntry(FencebeatError):
     """There is no entry {name}.
     Nothing was done. `fencebeat schedule list` shows the entries there are.
     """
+
+
+class UncapturedWrite(Permanent):
+    """Publishing tried to write {command} {key} to the broker by itself.
+    Nothing was sent: only the commit script may put messages on a queue. Look for a patched channel.
+    """
+
+
+class StoreUnknown(Retryable):
+    """The store does not know its past, so nothing was emitted: {record}: {why}
+    It may have lost its data. The next leader recovers what can be known; this needs no action if it passes.
+    """
+
+
+class ClockRefused(Retryable):
+    """This host's clock is ahead of the store's time ({server} us), so nothing was emitted.
+    Set both clocks by NTP; this process leads again when they agree.
+    """
