@@ -147,11 +147,7 @@ class Ledger:
     ) -> None:
         """Remember the outcome of a listing for status; makes the source's row on first use."""
         self._value(
-            "INSERT INTO source"
-            " (tenant_id, source_id, listed_at, complete, items, problems, pending_deletes, last_error) VALUES (%s, %s, clock_timestamp(), %s, %s, %s, %s, %s) ON CONFLICT (tenant_id, source_id) DO UPDATE"
-            " SET listed_at = excluded.listed_at, complete = excluded.complete, items = excluded.items,"
-            " problems = excluded.problems, pending_deletes = excluded.pending_deletes,"
-            " last_error = excluded.last_error RETURNING 1",
+            "SELECT record_listing(%s, %s, %s, %s, %s, %s, %s)",
             (tenant_id, source_id, complete, items, Jsonb([list(p) for p in problems[:100]]), pending_deletes, error),
         )
 
@@ -316,32 +312,16 @@ class Ledger:
         rows = self._rows("SELECT tenant_id FROM source UNION SELECT DISTINCT tenant_id FROM doc_head")
         return {row["tenant_id"] for row in rows}
 
-    def manifests(self, target_id: str, tenant_id: str | None = None) -> Iterator[dict[str, Any]]:
-        """Every head of a target for the doctor, with its manifest, garbage and staged ids."""
-        query = (
-            "SELECT h.tenant_id, h.doc_uid, h.source_id, h.state, h.manifest_ids, h.pending_gc, h.committed_epoch,"
-            " h.dirty_seq > h.done_seq AS dirty, h.lease_until > clock_timestamp() AS claimed,"
-            " ARRAY(SELECT unnest(s.ids) FROM doc_staged s WHERE s.tenant_id = h.tenant_id AND s.target_id = h.target_id"
-            " AND s.doc_uid = h.doc_uid) AS staged FROM doc_head h"
-            " WHERE h.target_id = %s AND (%s::text IS NULL OR h.tenant_id = %s) ORDER BY h.tenant_id, h.doc_uid"
-        )
+    def manifests(self, target_id: str, tenant_id: str | None, snapshot: str) -> Iterator[dict[str, Any]]:
+        """Every head of a target for the doctor, manifest, garbage and staged ids; `unseen` as of `snapshot`."""
+        query = b"SELECT * FROM doctor_heads(%s, %s, %s::pg_snapshot)"
         with connection(self.pool) as conn, conn.transaction(), conn.cursor("heads", row_factory=dict_row) as cursor:
             cursor.itersize = 2000
-            yield from cursor.execute(query.encode(), (target_id, tenant_id, tenant_id))
+            yield from cursor.execute(query, (target_id, tenant_id, snapshot))
 
     def progress(self, target_id: str) -> Progress:
         """Where the documents of a target stand."""
-        (row,) = self._rows(
-            "SELECT count(*) AS documents, count(*) FILTER (WHERE state = 'indexed') AS indexed,"
-            " count(*) FILTER (WHERE dirty_seq > done_seq) AS dirty,"
-            " count(*) FILTER (WHERE lease_until > clock_timestamp()) AS claimed,"
-            " count(*) FILTER (WHERE state = 'dead') AS dead, count(*) FILTER (WHERE state = 'absent') AS absent,"
-            " coalesce(sum(cardinality(manifest_ids)), 0)::bigint AS chunks,"
-            " coalesce(sum(cardinality(pending_gc)), 0)::bigint AS garbage,"
-            " min(dirty_since) FILTER (WHERE dirty_seq > done_seq) AS oldest_dirty"
-            " FROM doc_head WHERE target_id = %s",
-            (target_id,),
-        )
+        (row,) = self._rows("SELECT * FROM target_progress(%s)", (target_id,))
         return Progress(**row)
 
     def sources(self) -> list[dict[str, Any]]:

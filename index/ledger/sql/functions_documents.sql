@@ -86,7 +86,7 @@ BEGIN
                 h.manifest_ids, h.manifest_starts, h.manifest_ends, h.absent;
       RETURN;
     END IF;
-    PERFORM bury_attempt(v_suspect, v_suspect.dirty_seq, v_suspect.listed_version,
+    PERFORM bury_attempt(v_suspect, v_suspect.dirty_seq, NULL,
       format('its worker died %s times while it worked on this document alone', p_alone), 'worker_killed');
   END LOOP;
 
@@ -197,13 +197,14 @@ BEGIN
          manifest_ids = p_ids, manifest_starts = p_starts, manifest_ends = p_ends, pending_gc = v_gc,
          done_seq = p_dirty_seq, crashes = 0, failures = 0, last_error = NULL, lease_until = NULL,
          dirty_since = CASE WHEN h.dirty_seq > p_dirty_seq THEN clock_timestamp() END,
+         absent = CASE WHEN h.dirty_seq > p_dirty_seq THEN h.absent ELSE p_absent END,  -- a newer mark knows better
          state = CASE WHEN p_absent THEN 'absent' ELSE 'indexed' END, committed_at = clock_timestamp()
    WHERE h.tenant_id = p_tenant AND h.target_id = p_target AND h.doc_uid = p_uid;
   RETURN 'committed';
 END $$;
 
 -- name: bury_attempt
--- End a locked head's claim as a dead letter. The version that readers see stays; tombstones for what the attempts
+-- End a locked head's claim as a dead letter; where it could not tell its version, it was the one listed. The version that readers see stays; tombstones for what the attempts
 -- staged must lie above their writes, so the epoch is raised and becomes the committed one.
 CREATE OR REPLACE FUNCTION bury_attempt(
   p_head doc_head, p_dirty_seq bigint, p_version text, p_reason text, p_fingerprint text
@@ -224,12 +225,13 @@ BEGIN
   END IF;
   UPDATE doc_head h
      SET epoch = p_head.epoch + 1, committed_epoch = p_head.epoch + 1, nonce = NULL, pending_gc = v_staged,
-         done_seq = p_dirty_seq, tried_version = p_version, state = 'dead', last_error = p_reason,
+         done_seq = p_dirty_seq, tried_version = coalesce(p_version, p_head.listed_version), state = 'dead', last_error = p_reason,
          crashes = 0, failures = 0, lease_until = NULL,
          dirty_since = CASE WHEN h.dirty_seq > p_dirty_seq THEN clock_timestamp() END
    WHERE h.tenant_id = p_head.tenant_id AND h.target_id = p_head.target_id AND h.doc_uid = p_head.doc_uid;
   INSERT INTO dead_letter (tenant_id, target_id, doc_uid, source_id, version, reason, fingerprint)
-  VALUES (p_head.tenant_id, p_head.target_id, p_head.doc_uid, p_head.source_id, p_version, p_reason, p_fingerprint)
+  VALUES (p_head.tenant_id, p_head.target_id, p_head.doc_uid, p_head.source_id,
+          coalesce(p_version, p_head.listed_version), p_reason, p_fingerprint)
   ON CONFLICT (tenant_id, target_id, doc_uid) DO UPDATE
      SET version = excluded.version, reason = excluded.reason, fingerprint = excluded.fingerprint, at = clock_timestamp();
 END $$;
