@@ -80,6 +80,9 @@ def trusted_until(attempt_started: float, lease: float, margin: float) -> float:
 class Lock(Protocol):
     """A store's record of who holds the lease. Every method is one bounded request; none retries by itself."""
 
+    in_broker: bool
+    """Whether the lock is a record of the broker: then each script there checks its value beside the term."""
+
     def acquire(self, nonce: str, floor: int = 0) -> Term | None:
         """Try once to begin the term `nonce`; None while another term holds the lease.
 

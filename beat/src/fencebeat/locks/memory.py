@@ -35,6 +35,8 @@ class MemoryStore:
 class MemoryLock:
     """The lock of one candidate."""
 
+    in_broker = False
+
     def __init__(self, store: MemoryStore, holder: str) -> None:
         self._store, self._holder = store, holder
 

@@ -6,11 +6,12 @@ Another program's `reset_all()` deletes our lock: the next renewal or commit is 
 """
 
 import secrets
-from typing import Never
+from typing import Never, Self
 
 import redis
 import redis_lock
 
+from fencebeat.connection import Broker
 from fencebeat.errors import Refused
 from fencebeat.keys import Keys
 from fencebeat.lease import LeaseTiming, Term
@@ -29,6 +30,8 @@ class RedisLock(redis_lock.Lock):
     `waiter` is a second client, whose time-out is longer than a slice of waiting.
     """
 
+    in_broker = True
+
     def __init__(self, client: redis.Redis, waiter: redis.Redis, keys: Keys, timing: LeaseTiming, holder: str) -> None:
         # On the base class first: registered on a subclass only, every plain lock of the process would be broken.
         redis_lock.Lock.register_scripts(client)
@@ -36,6 +39,13 @@ class RedisLock(redis_lock.Lock):
         self._name, self._signal = keys.lock, keys.signal  # the library puts `lock:` before any prefix of ours
         self._keys, self._waiter, self._timing, self._holder = keys, waiter, timing, holder
         self._left = timing.lease  # what the last refused attempt said is left of the other term
+
+    @classmethod
+    def of(cls, broker: Broker, namespace: str, timing: LeaseTiming, holder: str) -> Self:
+        """The lock of `namespace` at the broker, with two connections of its own; opens none yet."""
+        client = broker.client(timing.call_timeout, name="fencebeat-lock")
+        waiter = broker.client(timing.call_timeout + SLICE, name="fencebeat-wait")
+        return cls(client, waiter, broker.keys(namespace), timing, holder)
 
     def acquire(self, nonce: str, floor: int = 0) -> Term | None:
         """See `lease.Lock.acquire`."""
