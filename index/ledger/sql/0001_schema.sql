@@ -130,11 +130,18 @@ CREATE TABLE tick_claim (           -- a worker's claim on a tick; written by th
   outcome     text
 );
 
-CREATE TABLE tick_mark (            -- highest token and fire time seen of each entry, copied from the scheduler's audit
+CREATE INDEX tick_claim_token ON tick_claim (token DESC);
+
+CREATE TABLE tick_mark (            -- highest fire time decided of each entry, copied from the scheduler's audit
   entry     text PRIMARY KEY,
-  fire_time timestamptz NOT NULL,
-  token     bigint NOT NULL
+  fire_time timestamptz NOT NULL
 );
+
+CREATE TABLE token_floor (          -- highest fencing token seen in the scheduler's audit; one row
+  one   boolean PRIMARY KEY DEFAULT true CHECK (one),
+  token bigint NOT NULL
+);
+INSERT INTO token_floor (token) VALUES (0);
 
 CREATE TABLE tick_audit (           -- copy of the scheduler's audit stream
   stream_id text PRIMARY KEY,

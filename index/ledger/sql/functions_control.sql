@@ -84,3 +84,15 @@ BEGIN
   END LOOP;
   RETURN v_count;
 END $$;
+
+-- name: switches_in_force
+-- Every scope that is stopped now. `until` is the end of the stop that counts now.
+CREATE OR REPLACE FUNCTION switches_in_force() RETURNS TABLE (
+  scope text, level text, change bigint, reason text, author text, since timestamptz, until timestamptz
+) LANGUAGE sql VOLATILE AS $$
+  SELECT c.scope, (ARRAY['run', 'emit', 'start', 'write'])[1 + r.rank], c.change, c.reason, c.author, c.since,
+         CASE WHEN c.until IS NULL OR c.until > clock_timestamp() THEN c.until ELSE c.prev_until END
+    FROM control c
+    CROSS JOIN LATERAL (SELECT stop_rank(c.level, c.until, c.prev_level, c.prev_until) AS rank) r
+   WHERE r.rank > 0 ORDER BY c.scope
+$$;
