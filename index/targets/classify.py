@@ -91,3 +91,17 @@ def _explained(error: object) -> tuple[str, str]:
     if inner is not error:
         reason += f" ({inner.get('reason', '')})"
     return kind, reason
+
+
+def classify_sqlstate(state: str | None) -> ItemClass:
+    """Class of a Postgres error by its SQLSTATE (None: the connection broke).
+
+    Serialisation, deadlock, lock time-out, cancel, shutdown, too many connections and internal errors (an index that
+    races with VACUUM) pass; a full disk, missing tables or rights and a read-only server do not pass by themselves;
+    data that the server cannot store is the item's fault. Source: PostgreSQL, Appendix A, Error Codes.
+    """
+    if state is None or state[:2] in ("08", "40", "57", "XX") or state in ("55P03", "53300", "53400"):
+        return ItemClass.TRANSIENT
+    if state[:2] in ("22", "54"):
+        return ItemClass.PERMANENT
+    return ItemClass.TARGET_SICK
