@@ -220,7 +220,7 @@ class Elector:
 
     def _begin(self, term: Term, started: float) -> None:
         self._say("recovering", "elected", term)
-        record("event", event="term.elected", token=term.token, nonce=term.nonce, holder=term.holder)
+        record("event", event="term.elected", token=term.token, holder=term.holder)
         log.info("elected under token %d", term.token)
         try:
             failpoint("beat.recover.before")
@@ -258,7 +258,7 @@ class Elector:
         renewed = self._lock.renew(belief.term)
         failpoint("beat.renew.after")
         if not renewed:
-            record("event", event="term.refused", token=belief.term.token, reason="refused")
+            record("event", event="fence.rejected", token=belief.term.token)
             self.signals.refused.send(Loss(belief.term, "refused"))
             return self._demote(belief, "refused")
         if not belief.trusted(self._clock.elapsed()):  # yes, but too late: others may have counted on our silence
@@ -290,7 +290,7 @@ class Elector:
         failpoint("beat.resign.after")
         self._unreturned = None
         if resigned:
-            record("event", event="term.resigned", token=term.token, reason=self._state.reason)
+            record("event", event="term.resigned", token=term.token)
             self.signals.resigned.send(term)
 
     def _recover_later(self, error: Exception) -> None:

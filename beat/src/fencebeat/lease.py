@@ -6,9 +6,13 @@ when to stop trusting its last answer.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from fencebeat.errors import ImpossibleConfiguration
+
+
+Carrier = Literal["lock", "term"]
+"""What carries the term on the broker: the Redis lock and the term, or the term alone where etcd keeps the lock."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,7 @@ def trusted_until(attempt_started: float, lease: float, margin: float) -> float:
 class Lock(Protocol):
     """A store's record of who holds the lease. Every method is one bounded request; none retries by itself."""
 
-    in_broker: bool
-    """Whether the lock is a record of the broker: then each script there checks its value beside the term."""
+    carrier: Carrier
 
     def acquire(self, nonce: str, floor: int = 0) -> Term | None:
         """Try once to begin the term `nonce`; None while another term holds the lease.

@@ -13,7 +13,7 @@ from fencebeat.effects import EffectStore
 from fencebeat.errors import Fenced
 from fencebeat.flags import FlagKeeper
 from fencebeat.keys import Keys
-from fencebeat.lease import Term
+from fencebeat.lease import Carrier, Term
 from fencebeat.scripts import script
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class Recovery:
     """Prepares a term; give it to the elector as `prepare`.
 
-    `lock_in_broker`: whether the lock's value is checked beside the term (see `lease.Lock.in_broker`).
+    `carrier`: the lock's (see `lease.Carrier`).
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class Recovery:
         client: redis.Redis,
         keys: Keys,
         *,
-        lock_in_broker: bool,
+        carrier: Carrier,
         effects: EffectStore | None = None,
         keeper: FlagKeeper | None = None,
     ) -> None:
-        self._client, self._keys, self._lock_in_broker = client, keys, lock_in_broker
+        self._client, self._keys, self._carrier = client, keys, carrier
         self._effects, self._keeper = effects, keeper
         self._knew = False  # this process saw the store with its past
 
@@ -50,7 +50,7 @@ class Recovery:
             self._client,
             (keys.lock, keys.term, keys.entries, keys.last, keys.flags, keys.audit),
             (
-                *(term.token, term.nonce, int(self._lock_in_broker), int(self._knew or floor > 0)),
+                *(term.token, term.nonce, self._carrier, int(self._knew or floor > 0)),
                 *(generation, 0, 0, len(pairs) // 2, *pairs),
             ),
         )

@@ -4,8 +4,8 @@
     {ns}/base     written once: the highest of the broker's token, the floor and Redis TIME in microseconds
 
 token = base + revision in which `leader` was created, so tokens grow with etcd's own history, and above everything
-older when etcd lost it. The first act on the broker is `seal.lua`. Where it refuses the number (etcd was restored from a
-backup), the base is raised by transaction and the campaign begins again. Those who wait are woken through the broker.
+older when etcd lost it. The first act on the broker is `seal.lua`. Where it refuses the number (etcd was restored from
+a backup), the base is raised by transaction and the campaign begins again. The broker wakes those who wait.
 """
 
 import base64
@@ -24,7 +24,7 @@ from etcd3gw.exceptions import Etcd3Exception
 from fencebeat.connection import Broker
 from fencebeat.errors import Refused, StoreUnreachable
 from fencebeat.keys import Keys
-from fencebeat.lease import LeaseTiming, Term
+from fencebeat.lease import Carrier, LeaseTiming, Term
 from fencebeat.locks.redis import SIGNAL_MS, SLICE, STANDBYS
 from fencebeat.scripts import asking, script
 
@@ -44,10 +44,17 @@ class _Leader:
 class EtcdLock:
     """The lock of one candidate. Neither client may retry by itself; `waiter` has a longer time-out than `POLL`."""
 
-    in_broker = False
+    carrier: Carrier = "term"
 
     def __init__(
-        self, etcd: Etcd3Client, client: redis.Redis, waiter: redis.Redis, keys: Keys, timing: LeaseTiming, holder: str
+        self,
+        etcd: Etcd3Client,
+        client: redis.Redis,
+        waiter: redis.Redis,
+        keys: Keys,
+        *,
+        timing: LeaseTiming,
+        holder: str,
     ) -> None:
         self._etcd, self._client, self._waiter = etcd, client, waiter
         self._keys, self._timing, self._holder = keys, timing, holder
@@ -66,7 +73,7 @@ class EtcdLock:
         )
         client = broker.client(timing.call_timeout, name="fencebeat-lock")
         waiter = broker.client(timing.call_timeout + SLICE, name="fencebeat-wait")
-        return cls(etcd, client, waiter, broker.keys(namespace), timing, holder)
+        return cls(etcd, client, waiter, broker.keys(namespace), timing=timing, holder=holder)
 
     def acquire(self, nonce: str, floor: int = 0) -> Term | None:
         """See `lease.Lock.acquire`."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from fencebeat.clock import Clock
 from fencebeat.errors import Refused
-from fencebeat.lease import Term
+from fencebeat.lease import Carrier, Term
 
 DAY_US = 86_400 * 1_000_000
 
@@ -35,7 +35,7 @@ class MemoryStore:
 class MemoryLock:
     """The lock of one candidate."""
 
-    in_broker = False
+    carrier: Carrier = "term"
 
     def __init__(self, store: MemoryStore, holder: str) -> None:
         self._store, self._holder = store, holder

@@ -14,7 +14,7 @@ import redis_lock
 from fencebeat.connection import Broker
 from fencebeat.errors import Refused
 from fencebeat.keys import Keys
-from fencebeat.lease import LeaseTiming, Term
+from fencebeat.lease import Carrier, LeaseTiming, Term
 from fencebeat.scripts import asking, script
 
 STANDBYS = 16
@@ -30,7 +30,7 @@ class RedisLock(redis_lock.Lock):
     `waiter` is a second client, whose time-out is longer than a slice of waiting.
     """
 
-    in_broker = True
+    carrier: Carrier = "lock"
 
     def __init__(self, client: redis.Redis, waiter: redis.Redis, keys: Keys, timing: LeaseTiming, holder: str) -> None:
         # On the base class first: registered on a subclass only, every plain lock of the process would be broken.

@@ -9,7 +9,7 @@
 --    5  flags    hash    scope -> flag as JSON; `generation`, `renewed` in us (TIME)
 --    6  audit    stream  one record for every decision
 --
--- ARGV  token, nonce, 1 where the lock is kept here, 1 where others know of a past, generation of the flags,
+-- ARGV  token, nonce, `lock` or `term` (what carries the term), 1 where others know of a past, generation of the flags,
 --       number of entries, of marks, of flags; then the pairs of each, in this order
 -- Returns {fenced, token the store has sealed}; {known} where nothing was missing; {first} on a first start;
 -- {gap} where something was lost, which is recorded; {unusable, key, text}. Only in the third and fourth case
@@ -21,7 +21,7 @@ for i, want in ipairs({'string', 'hash', 'hash', 'hash', 'hash', 'stream'}) do
   if kind ~= 'none' and kind ~= want then return {'unusable', KEYS[i], 'a ' .. kind .. ', not a ' .. want} end
 end
 local term = redis.call('HMGET', KEYS[2], 'token', 'nonce')
-if term[1] ~= token or term[2] ~= nonce or (ARGV[3] == '1' and redis.call('GET', KEYS[1]) ~= nonce) then
+if term[1] ~= token or term[2] ~= nonce or (ARGV[3] ~= 'term' and redis.call('GET', KEYS[1]) ~= nonce) then
   return {'fenced', term[1] or ''}
 end
 

@@ -1,8 +1,9 @@
 -- seal: put the fence of a term that was won in another store (etcd) into the broker. Its first act there.
 --
--- KEYS  name   type    holds
---    1  term   hash    token, nonce, holder, since (us), lease (ms): the fence
---    2  audit  stream  one record for every decision
+-- KEYS  name    type    holds
+--    1  term    hash    token, nonce, holder, since (us), lease (ms): the fence
+--    2  audit   stream  one record for every decision
+--    3  signal  list    wakes those who wait for the lock; what an earlier release left is removed
 --
 -- ARGV  token, nonce, holder, lease in ms, floor: the highest token any effect store has seen
 -- Returns {sealed}, also when asked again by the same term; {refused, highest number known} when the token is not
