@@ -328,6 +328,16 @@ class Ledger:
         """The outcome of the last listing of each source."""
         return self._rows("SELECT * FROM source ORDER BY tenant_id, source_id")
 
+    def record_doctor(self, target_id: str, report: dict[str, Any]) -> None:
+        """Keep the doctor's result for status and metrics."""
+        self._value(
+            "INSERT INTO doctor_report (target_id, report) VALUES (%s, %s) RETURNING 1", (target_id, Jsonb(report))
+        )
+
+    def trim_audit(self, days: float) -> int:
+        """Forget copies of the scheduler's audit older than that many days."""
+        return int(self._value("SELECT trim_audit(%s)", (timedelta(days=days),)))
+
     def dead_letters(self, target_id: str, limit: int = 100) -> list[dict[str, Any]]:
         """The newest dead letters."""
         return self._rows(

@@ -1,0 +1,53 @@
+"""The tasks that keep the index equal to its sources. Messages are wake-ups: they carry references, and may be lost."""
+
+from typing import Any
+
+from celery import Task
+
+from index.ledger import Progress
+from tasks.celery import app
+from tasks.wiring import services
+
+EXPIRES = 60  # seconds; an older wake-up has been overtaken by a sweep
+WAKE_UPS = 8  # chains of batches begun at once; more would only wait in the queue
+
+
+def wake_up(progress: Progress) -> int:
+    """Send as many wake-ups as there is claimable work for; returns how many."""
+    wanted = -(-max(progress.dirty - progress.claimed, 0) // services().settings.claim_batch)
+    count = min(wanted, WAKE_UPS)
+    for _ in range(count):
+        index_documents.apply_async(expires=EXPIRES)
+    return count
+
+
+@app.task(name="tasks.sync_source")
+def sync_source(name: str, approve: bool = False) -> dict[str, Any]:
+    """List a source, mark what differs, and wake workers."""
+    made = services()
+    if not made.reader.permits("start", ("all", f"source:{name}")):
+        return {"stopped": True}
+    report = made.sync(name, approve=approve)
+    if report.marked or report.absent:
+        wake_up(made.ledger.progress(made.spec.target_id))
+    return report.as_dict()
+
+
+@app.task(name="tasks.index_documents", bind=True)
+def index_documents(self: Task) -> dict[str, int]:
+    """Claim one batch, bring it to an end, bury what it left, and go on while there is work."""
+    made = services()
+    report = made.indexer.run_batch()
+    if report.claimed:
+        made.collect()
+        self.apply_async(expires=EXPIRES)
+    return {str(outcome): count for outcome, count in report.outcomes.items()}
+
+
+@app.task(name="tasks.sweep")
+def sweep() -> int:
+    """Find dirty documents that no message announces any more, and wake workers for them."""
+    made = services()
+    if not made.reader.permits("start", ("all",)):
+        return 0
+    return wake_up(made.ledger.progress(made.spec.target_id))
