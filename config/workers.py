@@ -23,7 +23,7 @@ TICK_HEADERS: Final = {
     "fencebeat_fire_time": "fire_time",
     "fencebeat_token": "token",
 }
-"""Headers that the beat puts into a tick's message -> the word for it in logs and spans."""
+"""Headers that the beat puts into a tick's message (the fire time in microseconds) -> their words in logs and spans."""
 
 _bound: dict[str, dict[str, Token[Any]]] = {}
 
@@ -31,7 +31,7 @@ _bound: dict[str, dict[str, Token[Any]]] = {}
 def watch() -> None:
     """Connect to Celery's signals. Call it where the application is made; a second call changes nothing."""
     signals.setup_logging.connect(_set_up_logging, dispatch_uid="fencebeat.logging", weak=False)
-    signals.worker_init.connect(_serve_metrics, dispatch_uid="fencebeat.metrics", weak=False)
+    signals.worker_ready.connect(_serve_metrics, dispatch_uid="fencebeat.metrics", weak=False)
     signals.worker_process_init.connect(_trace_child, dispatch_uid="fencebeat.telemetry", weak=False)
     signals.worker_process_shutdown.connect(_end_child, dispatch_uid="fencebeat.telemetry.end", weak=False)
     signals.task_prerun.connect(_begin_task, dispatch_uid="fencebeat.task", weak=False)
@@ -59,7 +59,8 @@ def _end_child(**_: Any) -> None:
 
 def tick_of(headers: dict[str, Any] | None) -> dict[str, Any]:
     """What a message says about the tick it is for: tick_id, entry, fire_time (s since the epoch), token; else {}."""
-    return {word: headers[name] for name, word in TICK_HEADERS.items() if headers and name in headers}
+    said = {word: headers[name] for name, word in TICK_HEADERS.items() if headers and name in headers}
+    return {**said, "fire_time": said["fire_time"] / 1e6} if "fire_time" in said else said
 
 
 def _begin_task(task_id: str, task: Any, **_: Any) -> None:

@@ -97,7 +97,7 @@ def test_one_trace_reaches_from_the_tick_to_the_work_of_the_second_task(worker):
             "traceparent": f"00-{trace_id}-{tick_span}-01",
             "fencebeat_tick": tick_id,
             "fencebeat_entry": "docs",
-            "fencebeat_fire_time": 1_767_225_600.0,
+            "fencebeat_fire_time": 1_767_225_600_000_000,
             "fencebeat_token": 17,
         },
     )
@@ -108,6 +108,7 @@ def test_one_trace_reaches_from_the_tick_to_the_work_of_the_second_task(worker):
     assert [spans[name]["parent_id"] for name in path] == [None, *(spans[name]["span_id"] for name in path[:-1])]
     assert spans["tick"]["span_id"] == tick_span
     assert spans["tick"]["attributes"]["fencebeat.token"] == 17
+    assert spans["tick"]["start"] == 1_767_225_600.0
 
     log = (folder / "worker.log").read_text()
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
