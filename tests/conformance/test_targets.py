@@ -352,7 +352,7 @@ class TestPgvectorTarget(TargetConformance):
         return results
 
     def test_a_superuser_is_refused(self, database_url, target):
-        superuser = ConnectionPool(database_url, min_size=0, kwargs={"autocommit": True}, open=False)
+        superuser = ConnectionPool(database_url, min_size=0, max_size=1, kwargs={"autocommit": True}, open=False)
         with superuser, pytest.raises(ImpossibleConfiguration, match="superuser"):
             PgvectorTarget(target.spec, superuser, timeout=30).open(1, fresh=False)
 
