@@ -20,6 +20,12 @@ from ops.services.errors import KeeperLost
 _STARTED_SECONDS = 30.0  # a fork on a loaded machine; more means that the keeper hangs
 
 
+def _import_path() -> list[str]:
+    """PYTHONPATH under which the keeper finds this package, also where nothing is installed."""
+    given = os.environ.get("PYTHONPATH")
+    return [str(Path(__file__).parents[2]), *([given] if given else [])]
+
+
 @dataclass(eq=False)
 class Child:
     """A process held by the keeper. `code` is its exit code (negative: the signal), None while it runs."""
@@ -64,7 +70,7 @@ class Keeper:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},  # also where nothing is installed
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())},
             )
         self._reader = threading.Thread(target=self._listen, name="keeper", daemon=True)
         self._reader.start()

@@ -28,7 +28,8 @@ def free_ports(low: int = 0, high: int = 0) -> Iterator[int]:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            yield probe.getsockname()[1]
+            found = probe.getsockname()[1]
+        yield found
 
 
 def launch(

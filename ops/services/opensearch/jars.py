@@ -9,13 +9,13 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ops.services.errors import NoMaven, ServerFailed
 
 _POM = Path(__file__).with_name("pom.xml")
-_BUILD_SECONDS = 900.0  # 110 MB over a slow line
+BUILD_SECONDS = 900.0  # 110 MB over a slow line
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -35,8 +35,30 @@ def _folder(environ: Mapping[str, str]) -> Path:
     return cache_folder(environ) / f"opensearch-{hashlib.sha256(_POM.read_bytes()).hexdigest()[:16]}"
 
 
-def fetch(environ: Mapping[str, str]) -> Path:
+def run_maven(argv: list[str], cwd: Path, environ: Mapping[str, str], log: Path) -> None:
+    """Run Maven here and now. Raises subprocess.SubprocessError when it fails."""
+    with log.open("wb") as output:
+        subprocess.run(
+            argv,
+            cwd=cwd,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=BUILD_SECONDS,
+            check=True,
+        )
+
+
+RunMaven = Callable[[list[str], Path, Mapping[str, str], Path], None]
+
+
+def fetch(environ: Mapping[str, str], run: RunMaven = run_maven) -> Path:
     """The folder of the jars, built by Maven if it is not there yet.
+
+    Args:
+        environ: names the cache; Maven is found on its PATH.
+        run: runs Maven, as `run_maven` does; so that a keeper can hold it.
 
     Raises:
         NoMaven: they have to be built and there is no `mvn`.
@@ -52,11 +74,11 @@ def fetch(environ: Mapping[str, str]) -> Path:
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            _build(maven, folder, environ)
+            _build(maven, folder, environ, run)
     return folder
 
 
-def _build(maven: str, folder: Path, environ: Mapping[str, str]) -> None:
+def _build(maven: str, folder: Path, environ: Mapping[str, str], run: RunMaven) -> None:
     # Builds whose process was killed in the middle; the lock says that none of them is going on.
     for left in folder.parent.glob(f"{folder.name}.building-*"):
         shutil.rmtree(left)
@@ -64,17 +86,7 @@ def _build(maven: str, folder: Path, environ: Mapping[str, str]) -> None:
     shutil.copy(_POM, building / "pom.xml")
     log = folder.with_suffix(".log")
     try:
-        with log.open("wb") as output:
-            subprocess.run(
-                [maven, "--batch-mode", "--quiet", "package"],
-                cwd=building,
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=_BUILD_SECONDS,
-                check=True,
-            )
+        run([maven, "--batch-mode", "--quiet", "package"], building, environ, log)
     except subprocess.SubprocessError as error:
         shutil.rmtree(building)
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])

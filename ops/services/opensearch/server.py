@@ -3,14 +3,16 @@
 import http.client
 import json
 import secrets
+import subprocess
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fencebeat.clock import system_clock
 from ops.services.keeping import Child, Keeper
 from ops.services.launch import PROBE_SECONDS, free_ports, launch
-from ops.services.opensearch.jars import fetch
+from ops.services.opensearch.jars import BUILD_SECONDS, RunMaven, fetch
 from ops.services.opensearch.java import find_java
 
 _START_SECONDS = 120.0
@@ -38,6 +40,24 @@ def request(port: int, method: str, path: str, body: Mapping[str, Any] | None = 
         connection.close()
 
 
+def _kept(keeper: Keeper, cancelled: threading.Event) -> RunMaven:
+    """What runs Maven under the keeper, so that it ends with its owner."""
+
+    def run(argv: list[str], cwd: Path, environ: Mapping[str, str], log: Path) -> None:
+        clock = system_clock()
+        until = clock.elapsed() + BUILD_SECONDS
+        log.unlink(missing_ok=True)
+        maven = keeper.start("maven", argv, cwd=cwd, env=environ, log=log)
+        while not maven.ended.wait(0.1):
+            if cancelled.is_set() or clock.elapsed() > until:
+                keeper.stop(maven)
+                raise subprocess.TimeoutExpired(argv, BUILD_SECONDS)
+        if maven.code != 0:
+            raise subprocess.CalledProcessError(maven.code or 1, argv)
+
+    return run
+
+
 def start(
     keeper: Keeper, folder: Path, environ: Mapping[str, str], cancelled: threading.Event | None = None
 ) -> tuple[str, Child]:
@@ -46,7 +66,8 @@ def start(
     Raises ServerMissing (no Java 21+, no Maven) or ServerFailed.
     """
     java = find_java(environ)
-    jars = fetch(environ)
+    cancelled = cancelled or threading.Event()
+    jars = fetch(environ, _kept(keeper, cancelled))
     data = folder / "opensearch"
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     # New at each start: tells our node from another one that took the port first.
