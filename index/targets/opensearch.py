@@ -122,7 +122,11 @@ class OpenSearchTarget:
             for doc in docs
             if doc.index_id not in wrong
         ]
-        known = {result.index_id: result for result in self._bulk.run(items, before_request)}
+        results = self._bulk.run(items, before_request)
+        if results and all(r.outcome is ItemClass.PERMANENT and "dimension mismatch" in r.reason for r in results):
+            # the mapping is not the one we made: no document is to blame
+            results = [ItemResult(r.index_id, ItemClass.TARGET_SICK, r.reason) for r in results]
+        known = {result.index_id: result for result in results}
         known |= {index_id: ItemResult(index_id, ItemClass.PERMANENT, reason) for index_id, reason in wrong.items()}
         return [known[doc.index_id] for doc in docs]
 
