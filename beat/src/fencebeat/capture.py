@@ -49,7 +49,7 @@ class Captured:
 
 
 class Sink:
-    """Where channels put what they would have sent, one message at a time; outside `collecting` a message is refused."""
+    """Where channels put what they would have sent, one at a time; outside `collecting` a message is refused."""
 
     def __init__(self) -> None:
         self._open: Captured | None = None
@@ -104,7 +104,7 @@ class _CapturingChannel(transport.Channel):
         return f"{self.global_keyprefix}{key}"
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """The parameters of kombu with our time-outs: by default redis-py retries ten times and kombu waits for ever."""
+        """What kombu would use, with our time-outs: by default redis-py retries ten times, kombu waits for ever."""
         ours: dict[str, Any] = {
             "socket_timeout": self.timeout,
             "retry": Retry(NoBackoff(), 0),

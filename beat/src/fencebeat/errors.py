@@ -96,3 +96,9 @@ class ClockRefused(Retryable):
     """This host's clock is ahead of the store's time ({server} us), so nothing was emitted.
     Set both clocks by NTP; this process leads again when they agree.
     """
+
+
+class ClockJumped(FencebeatError):
+    """The store's clock went forward by {days:.1f} days at once, so nothing is emitted.
+    If the new time is wrong, set it right: emission goes on. If it is right, restart the beats to accept it.
+    """

@@ -9,7 +9,7 @@ ClockRefused where this host's clock is ahead.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import redis
 
@@ -17,14 +17,11 @@ from fencebeat.capture import Captured
 from fencebeat.entries import RESERVED, Entry, schedule_digest
 from fencebeat.errors import ClockRefused, Fenced, StoreUnknown
 from fencebeat.keys import Keys
-from fencebeat.lease import Term
+from fencebeat.lease import Carrier, Term
 from fencebeat.scripts import asking, script
 
 AUDIT_LENGTH = 100_000
 """Records kept in the audit stream, about: the server cuts whole blocks."""
-
-Carrier = Literal["lock", "term"]
-"""What carries the term on the broker: the Redis lock and the term, or the term alone where etcd keeps the lock."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,115 @@
+"""The scheduler's settings, read from `app.conf` and checked as one: every broken rule is reported, a sentence each."""
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Self
+
+from celery import Celery
+
+from fencebeat.connection import TOLERANCE, Broker
+from fencebeat.effects import EffectStore
+from fencebeat.errors import ImpossibleConfiguration
+from fencebeat.keys import Keys
+from fencebeat.lease import LeaseTiming, Lock
+from fencebeat.locks.redis import RedisLock
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """What one beat is told by its Celery application. Make it by `of`."""
+
+    namespace: str
+    timing: LeaseTiming
+    lock: str
+    etcd_url: str
+    effect_store: str
+    tolerance: float  # seconds by which this host's clock and the store's may differ
+    allow_eviction: bool
+    zone: str  # of entries that name none
+    broker: Broker
+
+    @classmethod
+    def of(cls, app: Celery) -> Self:
+        """Read `app.conf`. Raises ImpossibleConfiguration with one sentence for each broken rule."""
+        conf = app.conf
+        broken: list[str] = []
+
+        def number(name: str, default: float) -> float:
+            value = conf.get(name, default)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                broken.append(f"{name} must be a number of seconds above 0, not {value!r}.")
+                return default
+            return float(value)
+
+        namespace = str(conf.get("fencebeat_namespace", "fencebeat"))
+        lock = str(conf.get("fencebeat_lock", "redis"))
+        etcd_url = str(conf.get("fencebeat_etcd_url", "") or "")
+        rules = (
+            (_NAMESPACE.fullmatch(namespace), "fencebeat_namespace may have letters, digits, '_', '.' and '-' only."),
+            (lock in ("redis", "etcd"), f"fencebeat_lock must be redis or etcd, not {lock!r}."),
+            (lock != "etcd" or etcd_url, "fencebeat_lock is etcd, so fencebeat_etcd_url must say where it is."),
+            (not conf.task_always_eager, "task_always_eager would run every tick inside the beat: turn it off."),
+        )
+        broken += [sentence for holds, sentence in rules if not holds]
+        tolerance = number("fencebeat_clock_tolerance", TOLERANCE)
+        lease = number("fencebeat_lease", 5.0)
+        if broken:
+            raise ImpossibleConfiguration(rules=" ".join(broken))
+        return cls(
+            namespace=namespace,
+            timing=LeaseTiming.of(lease),
+            lock=lock,
+            etcd_url=etcd_url,
+            effect_store=str(conf.get("fencebeat_effect_store", "") or ""),
+            tolerance=tolerance,
+            allow_eviction=bool(conf.get("fencebeat_allow_eviction", False)),
+            zone=str(conf.timezone or "UTC"),
+            broker=Broker(
+                url=conf.broker_write_url, transport_options=conf.broker_transport_options, ssl=conf.broker_use_ssl
+            ),
+        )
+
+    @property
+    def keys(self) -> Keys:
+        """The names of this scheduler's records."""
+        return self.broker.keys(self.namespace)
+
+    def make_lock(self) -> Lock:
+        """The lock of this process, in Redis or etcd. Opens no connection yet.
+
+        Raises ImpossibleConfiguration where the etcd client is not installed.
+        """
+        holder = f"{socket.gethostname()}:{os.getpid()}"
+        if self.lock == "redis":
+            return RedisLock.of(self.broker, self.namespace, self.timing, holder)
+        try:
+            from fencebeat.locks.etcd import EtcdLock  # noqa: PLC0415 - an extra: only who asks for etcd needs it
+        except ImportError:
+            raise ImpossibleConfiguration(
+                rules="fencebeat_lock is etcd, but its client is missing: pip install 'fencebeat[etcd]'."
+            ) from None
+        return EtcdLock.of(self.etcd_url, self.broker, self.namespace, self.timing, holder)
+
+    def make_effects(self, app: Celery) -> EffectStore | None:
+        """The application's store of effects, or None: `fencebeat_effect_store` names a factory that takes the app.
+
+        Raises ImpossibleConfiguration where there is no such factory.
+        """
+        if not self.effect_store:
+            return None
+        module, _, name = self.effect_store.replace(":", ".").rpartition(".")
+        try:
+            factory: Callable[[Celery], EffectStore] = getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ImpossibleConfiguration(rules=f"fencebeat_effect_store {self.effect_store!r}: {error}.") from error
+        return factory(app)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings as text for people, without addresses."""
+        return {"namespace": self.namespace, "lock": self.lock, "lease": f"{self.timing.lease:g} s"}
