@@ -45,7 +45,7 @@ class Watchdog:
             watcher.wait()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        faulthandler.enable()  # SIGABRT then writes every thread's stack before the process ends
+        faulthandler.enable(file=2)  # SIGABRT then writes all stacks; by number, because Celery puts a proxy at stderr
         command = [
             sys.executable,
             "-I",
