@@ -10,7 +10,6 @@ from typing import Literal, Protocol, Self
 
 from fencebeat.errors import ImpossibleConfiguration
 
-
 Carrier = Literal["lock", "term"]
 """What carries the term on the broker: the Redis lock and the term, or the term alone where etcd keeps the lock."""
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 import redis
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError
 
 from fencebeat.errors import StoreUnreachable, UnusableRecord
 
@@ -64,7 +64,7 @@ def asking(client: redis.Redis) -> Iterator[None]:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, ResponseError) and str(error).startswith("OOM"):
+    if isinstance(error, OutOfMemoryError):
         return "its memory is full (maxmemory), so it refuses writes"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
