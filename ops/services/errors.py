@@ -26,3 +26,10 @@ class KeeperLost(FencebeatError):
     """The keeper of the local servers ended by itself; the processes it held were stopped.
     Start again. Its last words are in {log}.
     """
+
+
+class ProcessFailed(FencebeatError):
+    """{name} ended {times} times in a row, the last time with code {code}.
+    Last lines of {log}:
+    {tail}
+    """

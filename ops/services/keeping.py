@@ -37,6 +37,7 @@ class Child:
     refused: str | None = None
     answered: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
+    order: Mapping[str, object] = field(default_factory=dict, repr=False)  # its environment may hold secrets
 
     def tail(self, lines: int = 12) -> str:
         """The last lines of its log."""
@@ -107,35 +108,42 @@ class Keeper:
             OSError: the program cannot be started.
             KeeperLost: the keeper is gone.
         """
-        child = Child(name, log)
+        order = {
+            "do": "start",
+            "name": name,
+            "argv": [str(part) for part in argv],
+            "env": dict(os.environ if env is None else env),
+            "cwd": None if cwd is None else str(cwd),
+            "log": str(log),
+            "user": user,
+            "group": group,
+            "signal": int(stop_signal),
+            "grace": grace,
+            "rank": rank,
+        }
+        return self._start(Child(name, log, order=order))
+
+    def again(self, child: Child) -> Child:
+        """Start a process that has ended once more, just as before. Raises as `start` does."""
+        return self._start(Child(child.name, child.log, order=child.order))
+
+    def _start(self, child: Child) -> Child:
         with self._lock:
-            running = self._children.get(name)
+            running = self._children.get(child.name)
             if running is not None and not running.ended.is_set():
-                raise ValueError(f"{name} runs already, as process {running.pid}")
-            self._children[name] = child
-        self._order(
-            do="start",
-            name=name,
-            argv=[str(part) for part in argv],
-            env=dict(os.environ if env is None else env),
-            cwd=None if cwd is None else str(cwd),
-            log=str(log),
-            user=user,
-            group=group,
-            signal=int(stop_signal),
-            grace=grace,
-            rank=rank,
-        )
+                raise ValueError(f"{child.name} runs already, as process {running.pid}")
+            self._children[child.name] = child
+        self._order(child.order)
         if not child.answered.wait(_STARTED_SECONDS):
             raise KeeperLost(log=self._log)
         if child.refused is not None:
-            raise OSError(f"{name} cannot be started: {child.refused}")
+            raise OSError(f"{child.name} cannot be started: {child.refused}")
         return child
 
     def stop(self, child: Child, at_most: float = 60.0) -> None:
         """Ask one process to end and wait for it. Raises TimeoutError after `at_most` seconds."""
         if not child.ended.is_set():
-            self._order(do="stop", name=child.name)
+            self._order({"do": "stop", "name": child.name})
         if not child.ended.wait(at_most):
             raise TimeoutError(f"{child.name} (process {child.pid}) did not end within {at_most} s")
 
@@ -158,7 +166,7 @@ class Keeper:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _order(self, **order: object) -> None:
+    def _order(self, order: Mapping[str, object]) -> None:
         if self._process.stdin is None or self._process.stdin.closed or self._lost.is_set():
             raise KeeperLost(log=self._log)
         with self._lock:

