@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import psycopg
-from psycopg_pool import ConnectionPool, PoolTimeout
+from psycopg_pool import ConnectionPool
 
-from fencebeat.errors import StoreUnreachable
+from index.ledger.pool import connection
 from index.model import Vector
 
 _PAGE = 1000  # rows of one statement: 1.5 MB of vectors; the keys go as one array, so no statement has more parameters
@@ -45,11 +44,8 @@ class EmbeddingCache:
         found: dict[bytes, Vector] = {}
         for start in range(0, len(hashes), _PAGE):
             page = list(hashes[start : start + _PAGE])
-            try:
-                with self._pool.connection() as connection:
-                    rows = connection.execute(_GET, (model_fp, page, model_fp)).fetchall()
-            except (psycopg.OperationalError, PoolTimeout) as error:
-                raise self._unreachable(error) from error
+            with connection(self._pool) as conn:
+                rows = conn.execute(_GET, (model_fp, page, model_fp)).fetchall()
             found.update({bytes(key): np.frombuffer(vector, dtype="<f4").astype(np.float32) for key, vector in rows})
         return found
 
@@ -59,12 +55,5 @@ class EmbeddingCache:
         for start in range(0, len(keys), _PAGE):
             page = keys[start : start + _PAGE]
             values = [np.ascontiguousarray(vectors[key], dtype="<f4").tobytes() for key in page]
-            try:
-                with self._pool.connection() as connection:
-                    connection.execute(_PUT, (model_fp, page, values))
-            except (psycopg.OperationalError, PoolTimeout) as error:
-                raise self._unreachable(error) from error
-
-    def _unreachable(self, error: Exception) -> StoreUnreachable:
-        why = str(error).split("\n", 1)[0]
-        return StoreUnreachable(store="Postgres", seconds=self._pool.timeout, address="POSTGRES_URL", why=why)
+            with connection(self._pool) as conn:
+                conn.execute(_PUT, (model_fp, page, values))

@@ -60,7 +60,7 @@ class FolderSource:
         self.check_root()
         kind = media_type(uid)
         if kind is None or not _is_plain(uid):
-            raise DocumentNotFound(uid=uid)
+            raise DocumentNotFound(uid=uid, source=self.source_id)
         meta = self._meta(uid)
         for _ in range(READS):
             with self._open(uid) as (handle, before):
@@ -128,7 +128,7 @@ class FolderSource:
         try:
             real = self._inside(self._root / uid)
             if real is None:
-                raise DocumentNotFound(uid=uid)
+                raise DocumentNotFound(uid=uid, source=self.source_id)
             # O_NONBLOCK: opening a pipe that took the file's place must not hang.
             handle = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except PermissionError as error:
@@ -136,12 +136,12 @@ class FolderSource:
         except OSError as error:
             if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
                 self.check_root()  # a root that vanished meanwhile is no news about this document
-                raise DocumentNotFound(uid=uid) from error
+                raise DocumentNotFound(uid=uid, source=self.source_id) from error
             raise SourceUnavailable(source=self.source_id, why=f"{uid}: {_why(error)}.") from error
         opened = _Opened(handle)
         if not stat.S_ISREG(opened.entry.st_mode):
             opened.close()
-            raise DocumentNotFound(uid=uid)
+            raise DocumentNotFound(uid=uid, source=self.source_id)
         return opened
 
 
