@@ -77,7 +77,8 @@ class _Collector:
         if kind is BlockKind.CODE:
             text = clean(raw)[0].strip("\n").rstrip()
         elif kind is BlockKind.TABLE:
-            text = "\n".join(filter(None, (one_line(row).strip(" |") for row in raw.split("\0"))))
+            rows = (one_line(row).removeprefix("| ") for row in raw.split("\0"))
+            text = "\n".join(row for row in rows if row.strip(" |"))
         else:
             text = one_line(raw)
         if text.strip():
