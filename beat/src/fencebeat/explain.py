@@ -1,0 +1,112 @@
+"""The story of one tick, from the audit: emitted by whom, under which token, as which message; or why not."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fencebeat.entries import Entry
+from fencebeat.errors import UnknownEntry
+from fencebeat.store import Store
+from fencebeat.ticks import instant, task_id, tick_id
+
+Record = Mapping[str, str]
+
+_DECIDES = ("emitted", "unroutable", "paused", "skipped", "superseded")
+_SLACK_MS = 1000
+"""The store's clock may have stepped back a little between a decision and its record."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What became of a tick. `outcome` is the audit's word, or pending, undecided, never, forgotten."""
+
+    tick: str
+    entry: str
+    fire_time: str
+    outcome: str
+    why: str
+    task_id: str
+    token: int | None = None
+    holder: str | None = None
+    message_id: str | None = None
+    records: tuple[dict[str, str], ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {**asdict(self), "records": list(self.records)}
+
+
+def explain(store: Store, namespace: str, entries: Mapping[str, Entry], name: str, fire_time: int) -> Explanation:
+    """The story of the tick of entry `name` at `fire_time` (microseconds since the epoch).
+
+    Raises UnknownEntry where neither the configuration, the store nor the audit knows the entry; StoreUnreachable.
+    """
+    mark = store.marks().get(name)
+    records = tuple(_about(store, name, fire_time))
+    entry = entries.get(name)
+    if entry is None and mark is None and not records:
+        raise UnknownEntry(name=name)
+    decided = next((r for r in records if r["outcome"] in _DECIDES), None)
+    if decided is None:
+        outcome, why = _without_decision(records, entry, mark, fire_time)
+        facts: Record = {}
+    else:
+        outcome, why, facts = decided["outcome"], _story(decided), decided
+    return Explanation(
+        tick=tick_id(name, fire_time),
+        entry=name,
+        fire_time=instant(fire_time),
+        outcome=outcome,
+        why=why,
+        task_id=task_id(namespace, name, fire_time),
+        token=int(facts["token"]) if "token" in facts else None,
+        holder=facts.get("holder"),
+        message_id=facts.get("message_id"),
+        records=tuple(dict(r) for r in records),
+    )
+
+
+def _about(store: Store, name: str, fire_time: int) -> Iterator[dict[str, str]]:
+    """Audit records that concern the tick, newest first. Nothing is decided about a tick before its fire time."""
+    tick = tick_id(name, fire_time)
+    stamp = f"{name}@{fire_time}"  # how the commit script names the ticks of a refused batch
+    for identity, fields in store.audit():
+        if int(identity.split("-")[0]) < fire_time // 1000 - _SLACK_MS:
+            return
+        record = {"id": identity, **fields}
+        if fields.get("outcome") == "fenced":
+            if stamp in fields.get("ticks", "").split("\n"):
+                yield {**record, "ticks": tick}
+        elif fields.get("outcome") == "gap":
+            if fire_time < int(fields.get("until", "0")):
+                yield record
+        elif fields.get("entry") == name and "fire_time" in fields:
+            last = int(fields["fire_time"])
+            if int(fields.get("first") or last) <= fire_time <= last:
+                yield record
+
+
+def _story(record: Record) -> str:
+    if record["outcome"] == "emitted":
+        return f"put on the queue by {record['holder']} under token {record['token']}"
+    if record["outcome"] == "unroutable":
+        return "no queue is bound for its message, so nobody would have received it"
+    return record.get("reason", "")
+
+
+def _without_decision(
+    records: tuple[Record, ...], entry: Entry | None, mark: int | None, fire_time: int
+) -> tuple[str, str]:
+    for record in records:
+        if record["outcome"] in ("gap", "changed"):
+            return record["outcome"], record.get("reason", "")
+    if entry is not None and entry.next_after(fire_time - 1) != fire_time:
+        following = entry.next_after(fire_time)
+        then = "never again" if following is None else instant(following)
+        return "never", f"this is no fire time of the entry ({entry.shown}, {entry.zone.key}); the next one is {then}"
+    if mark is None or fire_time > mark:
+        refused = [r for r in records if r["outcome"] == "fenced"]
+        if refused:
+            return "fenced", f"refused under the old token {refused[0]['token']}, and not decided by a newer one yet"
+        return "pending", "not decided yet: it is not due, or no beat leads"
+    return "forgotten", "it was decided, but before the oldest record that the audit still has"
