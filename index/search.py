@@ -10,7 +10,7 @@ behind that ends with its own time-out; where too many are still at work, the ne
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
@@ -167,20 +167,26 @@ class Search:
 
     def _round(self, asked: _Question, vector: Vector | None) -> _Round:
         """Search and check once; once more over the whole depth where too many hits were dropped."""
-        target_id = self._target.spec.target_id
-        shallow = min(MOST_HITS, 2 * asked.limit + 10)
-        for depth in (shallow, MOST_HITS):
-            snapshot = self._within(asked.deadline, "reading the ledger", self._ledger.snapshot)
-            found = self._within(asked.deadline, "the target", partial(self._ask, asked, vector, depth))
-            ours = [hit for hit in found.hits if hit.tenant_id == asked.tenant_id]
-            uids = sorted({hit.doc_uid for hit in ours})
-            read = partial(self._ledger.read_heads, asked.tenant_id, target_id, uids, snapshot)
-            heads = self._within(asked.deadline, "reading the ledger", read)
-            hits = _visible(ours, heads)
-            unseen = any(head.unseen for head in heads.values())
-            if unseen or len(hits) >= asked.limit or len(found.hits) < depth:
-                break
-        return _Round(hits[: asked.limit], unseen, found.reason if found.partial else "")
+        depth = min(MOST_HITS, 2 * asked.limit + 10)
+        first, more = self._pass(asked, vector, depth)
+        if first.unseen or len(first.hits) >= asked.limit or not more:
+            return first
+        try:
+            return self._pass(asked, vector, MOST_HITS)[0]
+        except _OutOfTime as late:
+            return replace(first, reason=f"{late} did not end in time for a deeper search")
+
+    def _pass(self, asked: _Question, vector: Vector | None, depth: int) -> tuple[_Round, bool]:
+        """Search for `depth` hits and keep the visible ones; also whether the target may have more."""
+        snapshot = self._within(asked.deadline, "reading the ledger", self._ledger.snapshot)
+        found = self._within(asked.deadline, "the target", partial(self._ask, asked, vector, depth))
+        ours = [hit for hit in found.hits if hit.tenant_id == asked.tenant_id]
+        uids = sorted({hit.doc_uid for hit in ours})
+        read = partial(self._ledger.read_heads, asked.tenant_id, self._target.spec.target_id, uids, snapshot)
+        heads = self._within(asked.deadline, "reading the ledger", read)
+        unseen = any(head.unseen for head in heads.values())
+        hits = _visible(ours, heads)[: asked.limit]
+        return _Round(hits, unseen, found.reason if found.partial else ""), depth <= len(found.hits) < MOST_HITS
 
     def _ask(self, asked: _Question, vector: Vector | None, depth: int) -> Found:
         return self._target.search(
