@@ -1,0 +1,342 @@
+"""The copy of the flags in Redis: complete, fresh, never older than what is there; and the recovery of a lost past."""
+
+import pytest
+
+from fencebeat.effects import Flag
+from fencebeat.errors import Fenced, UnusableRecord
+from fencebeat.flags import FlagKeeper, FlagsUnknown, read_flags
+from fencebeat.recovery import Recovery
+from fencebeat.scripts import script
+from tests.support.locks import RedisLease, audit, nonce
+from tests.support.waiting import until
+
+
+class Effects:
+    """An effect store in memory."""
+
+    def __init__(self):
+        self.highest, self.generation, self.stops = 0, 1, {}
+        self.fails = None
+
+    def _answer(self, value):
+        if self.fails is not None:
+            raise self.fails
+        return value
+
+    def floor(self):
+        return self._answer(self.highest)
+
+    def flags(self):
+        return self._answer((self.generation, dict(self.stops)))
+
+    def copy_audit(self, records):
+        self._answer(records)
+
+    def stop(self, scope, flag=None):
+        self.generation += 1
+        self.stops[scope] = flag or Flag("write", "bad parser", "ana", 2e9)
+
+    def lift(self, scope):
+        self.generation += 1
+        del self.stops[scope]
+
+
+@pytest.fixture
+def effects():
+    return Effects()
+
+
+@pytest.fixture
+def store(redis_url, namespace):
+    store = RedisLease(redis_url, namespace, lease=5.0)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def term(store):
+    return store.lock("host-1").acquire(nonce())
+
+
+@pytest.fixture
+def known(store, term):
+    """A store that knows its past."""
+    Recovery(store.client, store.keys, carrier="lock")(term)
+    return store
+
+
+@pytest.fixture
+def keeper(store, effects):
+    keeper = FlagKeeper(effects, store.client, store.keys, every=0.05)
+    keeper.renewed.listen()
+    keeper.failed.listen()
+    yield keeper
+    keeper.stop()
+
+
+def test_a_flag_survives_its_copy():
+    flag = Flag("start", "größer", "ana", 12.5)
+
+    assert Flag.from_json(flag.to_json()) == flag
+    assert Flag.from_json('{"level": "emit"}') == Flag("emit")
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"level": "run"}', '{"level": "emit", "until": "soon"}', "{"])
+def test_what_is_no_flag_is_refused(text):
+    with pytest.raises(ValueError, match=r"."):
+        Flag.from_json(text)
+
+
+def test_the_copy_is_complete_and_carries_its_generation_and_age(known, effects, keeper):
+    effects.stop("all")
+    effects.stop("tenant:acme")
+    keeper.seed()
+    effects.lift("all")
+    effects.stop("queue:q", Flag("emit"))
+
+    assert keeper.seed() == keeper.generation == 5
+
+    copy = read_flags(known.client, known.keys)
+    assert copy.generation == 5
+    assert 0 <= copy.age_seconds < 2
+    assert copy.flags == {"tenant:acme": Flag("write", "bad parser", "ana", 2e9), "queue:q": Flag("emit")}
+
+
+def test_a_copy_of_thousands_of_scopes_is_written_and_removed_whole(known, effects, keeper):
+    effects.stops = {f"tenant:{number}": Flag("emit") for number in range(5000)}
+    keeper.seed()
+    assert len(read_flags(known.client, known.keys).flags) == 5000
+
+    effects.stops, effects.generation = {}, 2
+    keeper.seed()
+
+    assert read_flags(known.client, known.keys).flags == {}
+
+
+def test_a_lower_generation_never_undoes_a_stop(known, effects, keeper):
+    effects.stop("all")
+    keeper.seed()
+    before = known.client.hgetall(known.keys.flags)
+    effects.generation, effects.stops = 1, {}
+
+    with pytest.raises(FlagsUnknown, match="the effect store only 1"):
+        keeper.seed()
+
+    assert known.client.hgetall(known.keys.flags) == before
+    assert keeper.generation == 2
+
+
+def test_a_keeper_that_read_too_early_reads_again(known, effects, keeper):
+    effects.stop("all")
+    FlagKeeper(effects, known.client, known.keys).seed()
+    answers = [(1, {}), (effects.generation, dict(effects.stops))]
+    effects.flags = lambda: answers[0] if len(answers) == 1 else answers.pop(0)
+
+    assert keeper.seed() == 2
+
+    assert "all" in read_flags(known.client, known.keys).flags
+
+
+def test_a_keeper_makes_no_store_look_as_if_it_knew_its_past(store, keeper):
+    with pytest.raises(FlagsUnknown, match="no generation"):
+        keeper.seed()
+
+    assert store.client.exists(store.keys.flags) == 0
+
+
+def test_a_scope_with_a_reserved_name_is_no_generation(known, effects, keeper):
+    effects.stops = {"generation": Flag("emit")}
+    before = known.client.hgetall(known.keys.flags)
+
+    with pytest.raises(Exception, match="reserved name"):
+        keeper.seed()
+
+    assert known.client.hgetall(known.keys.flags) == before
+
+
+def test_the_thread_renews_and_goes_on_after_failures(known, effects, keeper):
+    keeper.start()
+    keeper.renewed.wait()
+    effects.fails = TimeoutError("postgres is down")
+    assert "postgres is down" in keeper.failed.wait()
+    until(lambda: keeper.trouble)
+    aged = read_flags(known.client, known.keys)
+
+    effects.fails = None
+    effects.stop("all")
+
+    until(lambda: keeper.renewed.wait() == 2)
+    until(lambda: keeper.trouble is None)
+    copy = read_flags(known.client, known.keys)
+    assert "all" in copy.flags
+    assert copy.age_seconds <= aged.age_seconds + 1
+    keeper.stop()
+    keeper.stop()
+    assert not keeper._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"generation": None},
+        {"renewed": None},
+        {"generation": "rubbish"},
+        {"renewed": "rubbish"},
+        {"all": "rubbish"},
+        {"all": '{"level": "run"}'},
+    ],
+)
+def test_a_damaged_copy_is_unknown_and_not_free_of_stops(known, damage):
+    for field, value in damage.items():
+        if value is None:
+            known.client.hdel(known.keys.flags, field)
+        else:
+            known.client.hset(known.keys.flags, field, value)
+
+    assert read_flags(known.client, known.keys) is None
+
+
+def test_no_copy_and_a_record_of_another_type_are_unknown(store):
+    assert read_flags(store.client, store.keys) is None
+
+    store.client.set(store.keys.flags, "rubbish")
+
+    assert read_flags(store.client, store.keys) is None
+
+
+def test_a_renewal_that_lies_ahead_is_as_old_as_one_that_lies_back(known):
+    renewed = int(known.client.hget(known.keys.flags, "renewed"))
+
+    known.client.hset(known.keys.flags, "renewed", renewed + 3_600_000_000)
+
+    assert read_flags(known.client, known.keys).age_seconds > 3500
+
+
+def test_a_reader_with_answers_in_bytes_sees_the_same(known, effects, keeper, redis_client):
+    effects.stop("all")
+    keeper.seed()
+
+    assert read_flags(redis_client, known.keys).flags == read_flags(known.client, known.keys).flags
+
+
+# --- recovery
+
+
+def outcomes(store):
+    return [record["outcome"] for record in audit(store.client, store.keys.audit)]
+
+
+def test_a_first_start_gets_its_generations_and_no_gap(store, term, effects, keeper):
+    effects.stop("all")
+
+    Recovery(store.client, store.keys, carrier="lock", effects=effects, keeper=keeper)(term)
+
+    generations = [store.client.hget(key, "generation") for key in (store.keys.entries, store.keys.last)]
+    assert generations == [str(term.token)] * 2
+    copy = read_flags(store.client, store.keys)
+    assert (copy.generation, copy.flags) == (2, effects.stops)
+    assert outcomes(store) == ["elected"]
+    assert keeper.generation == 2, "seeded before the first commit"
+
+
+def test_a_past_that_the_effect_store_knows_is_recorded_as_a_gap(store, term, effects):
+    effects.highest = 5
+
+    Recovery(store.client, store.keys, carrier="lock", effects=effects)(term)
+
+    assert outcomes(store) == ["elected", "gap"]
+
+
+def test_a_process_that_saw_the_past_records_the_gap_without_an_effect_store(store, term):
+    recovery = Recovery(store.client, store.keys, carrier="lock")
+    recovery(term)
+    store.client.flushdb()
+    new = store.lock("host-1").acquire(nonce(), floor=term.token)
+
+    recovery(new)
+
+    assert outcomes(store) == ["elected", "gap"]
+
+
+def test_a_known_store_is_left_as_it_is(known, term):
+    known.client.hset(known.keys.last, "nightly", 17)
+    before = {key: known.client.hgetall(key) for key in (known.keys.entries, known.keys.last, known.keys.flags)}
+
+    Recovery(known.client, known.keys, carrier="lock")(term)
+
+    assert {key: known.client.hgetall(key) for key in before} == before
+    assert outcomes(known) == ["elected"]
+
+
+@pytest.mark.parametrize("lost", ["entries", "last", "flags"])
+def test_one_lost_record_is_made_anew_and_the_others_stay(known, term, lost):
+    known.client.hset(known.keys.entries, "nightly", "{}")
+    known.client.hset(known.keys.last, "nightly", 17)
+    known.client.delete(getattr(known.keys, lost))
+
+    Recovery(known.client, known.keys, carrier="lock")(term)
+
+    assert all(
+        known.client.hexists(key, "generation") for key in (known.keys.entries, known.keys.last, known.keys.flags)
+    )
+    assert outcomes(known) == ["elected", "gap"]
+    mark = int(known.client.hget(known.keys.last, "nightly"))
+    seconds, _ = known.client.time()
+    if lost == "last":
+        assert abs(mark - seconds * 1_000_000) < 10_000_000, "an entry without a mark counts as new"
+    else:
+        assert mark == 17
+
+
+def test_marks_and_entries_given_are_written_and_no_mark_falls(store, term):
+    store.client.hset(store.keys.last, mapping={"a": 100, "b": 300})  # stayed behind without a generation
+    keys = store.keys
+    reply = script("recover")(
+        store.client,
+        (keys.lock, keys.term, keys.entries, keys.last, keys.flags, keys.audit),
+        (
+            *(term.token, term.nonce, "lock", 1, 4, 2, 2, 1),
+            *("a", "{}", "c", "{}"),
+            *("a", 200, "b", 200),
+            *("all", Flag("emit").to_json()),
+        ),
+    )
+
+    assert reply == ["gap"]
+    marks = store.client.hgetall(keys.last)
+    assert (marks["a"], marks["b"]) == ("200", "300")
+    assert int(marks["c"]) > 10**15, "new: its mark is the server's time"
+    assert store.client.hgetall(keys.entries) == {"a": "{}", "c": "{}", "generation": str(term.token)}
+    assert read_flags(store.client, keys).flags == {"all": Flag("emit")}
+
+
+def test_only_the_running_term_may_recover(store, term):
+    lock = store.lock("host-1")
+    lock.resign(term)
+
+    with pytest.raises(Fenced):
+        Recovery(store.client, store.keys, carrier="lock")(term)
+    new = lock.acquire(nonce())
+    with pytest.raises(Fenced):
+        Recovery(store.client, store.keys, carrier="term")(term)
+
+    assert store.client.exists(store.keys.entries, store.keys.last, store.keys.flags) == 0
+    Recovery(store.client, store.keys, carrier="term")(new)
+
+
+def test_a_record_of_another_type_is_named_and_nothing_is_written(store, term):
+    store.client.set(store.keys.last, "rubbish")
+
+    with pytest.raises(UnusableRecord, match=store.keys.last):
+        Recovery(store.client, store.keys, carrier="lock")(term)
+
+    assert store.client.exists(store.keys.entries, store.keys.flags) == 0
+
+
+def test_what_the_effect_store_raises_reaches_the_elector_and_nothing_is_written(store, term, effects):
+    effects.fails = TimeoutError("postgres is down")
+
+    with pytest.raises(TimeoutError):
+        Recovery(store.client, store.keys, carrier="lock", effects=effects)(term)
+
+    assert store.client.exists(store.keys.entries, store.keys.last, store.keys.flags) == 0
