@@ -92,8 +92,7 @@ BEGIN
        EXCEPT SELECT c.chunk_id FROM %I c WHERE c.tenant_id = $1 AND c.doc_uid = $2
      ) AS m', v_table) INTO v_missing USING p_tenant, p_uid, p_manifest, p_target;
   IF v_missing > 0 THEN
-    RAISE EXCEPTION '% chunks of % were not staged under version %', v_missing, p_uid, v_version
-      USING ERRCODE = 'FB001';
+    RAISE EXCEPTION '% chunks of % were not staged under version %', v_missing, p_uid, v_version;
   END IF;
   EXECUTE format('DELETE FROM %I WHERE tenant_id = $1 AND doc_uid = $2 AND chunk_id <> ALL ($3)', v_table)
     USING p_tenant, p_uid, p_manifest;
