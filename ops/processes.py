@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,9 @@ class Process:
 
     def argv(self, environ: Mapping[str, str]) -> list[str]:
         """The command with its variables filled in, its program taken from the running Python's folder."""
-        program, *words = (environ[word[1:]] if word.startswith("$") else word for word in self._words())
+        program, *words = (Template(word).substitute(environ) for word in self.command.split())
         beside = Path(sys.executable).with_name(program)
         return [str(beside) if beside.exists() else program, *words]
-
-    def _words(self) -> list[str]:
-        # "--port=$PORT" is two of them here, so that a variable is always a word of its own.
-        return self.command.replace("=$", " $").split()
 
     def names(self) -> list[str]:
         """Names of its instances."""
@@ -45,7 +42,7 @@ PROCESSES = (
     # The batch that runs at SIGTERM may end; one that is killed is taken over when its claim lapses.
     Process("worker", "celery -A tasks worker --concurrency 2 --task-events --loglevel INFO", rank=2, grace=20.0),
     Process("page", "fencebeat page --port $FENCEBEAT_PAGE_PORT"),
-    Process("flower", "celery -A tasks flower --address 127.0.0.1 --port $FENCEBEAT_FLOWER_PORT"),
+    Process("flower", "celery -A tasks flower --address=127.0.0.1 --port=$FENCEBEAT_FLOWER_PORT"),
 )
 
 

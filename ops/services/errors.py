@@ -1,6 +1,6 @@
-"""What can go wrong with a local server. A `ServerMissing` is a fact about this machine; `ServerFailed` is a fault."""
+"""What can go wrong with local servers and `fencebeat up`: a `ServerMissing` is a fact, a `ServerFailed` a fault."""
 
-from fencebeat.errors import FencebeatError
+from fencebeat.errors import FencebeatError, Refused
 
 
 class ServerMissing(FencebeatError):
@@ -33,3 +33,29 @@ class ProcessFailed(FencebeatError):
     Last lines of {log}:
     {tail}
     """
+
+
+class CorpusMissing(Refused):
+    """The corpus {path} cannot be read: {why}
+    Nothing was started. Name a folder of documents: fencebeat up --corpus FOLDER
+    """
+
+
+class StateBusy(Refused):
+    """Another `fencebeat up` runs on {folder} (process {pid}).
+    Nothing was started. Stop it with Ctrl-C, or set FENCEBEAT_STATE_DIR to another folder.
+    """
+
+
+class IndexDiffers(FencebeatError):
+    """The index does not equal its sources: {differences} differences, {dead} documents failed for good.
+    Look at `fencebeat doctor` and `fencebeat status` while `fencebeat up` runs on the same state folder.
+    """
+
+
+class SourceFailed(FencebeatError):
+    """Source {source} could not be listed: {why} Mend it; the next sync goes on from there."""
+
+
+class Stalled(FencebeatError):
+    """Nothing has moved for {seconds} s, with {dirty} documents still to do. Seen: {problems} Logs are in {logs}."""
