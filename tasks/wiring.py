@@ -222,8 +222,13 @@ class Services:
         return Search(self.target, self.ledger, self.client)
 
     def close(self) -> None:
-        """Close the pools that were opened."""
-        if "pool" in self.__dict__:
+        """Close every connection that was opened."""
+        opened = self.__dict__
+        if "client" in opened:
+            self.client.close()
+        if "redis" in opened:
+            self.redis.close()
+        if "pool" in opened:
             self.pool.close(timeout=self.settings.control_timeout)
 
 
