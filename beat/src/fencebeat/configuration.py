@@ -96,8 +96,8 @@ class Configuration:
             ) from None
         return EtcdLock.of(self.etcd_url, self.broker, self.namespace, self.timing, holder)
 
-    def make_effects(self, app: Celery) -> EffectStore | None:
-        """The application's store of effects, or None: `fencebeat_effect_store` names a factory that takes the app.
+    def make_effects(self) -> EffectStore | None:
+        """The application's store of effects, or None: `fencebeat_effect_store` names a factory that takes nothing.
 
         Raises ImpossibleConfiguration where there is no such factory.
         """
@@ -105,10 +105,10 @@ class Configuration:
             return None
         module, _, name = self.effect_store.replace(":", ".").rpartition(".")
         try:
-            factory: Callable[[Celery], EffectStore] = getattr(import_module(module), name)
+            factory: Callable[[], EffectStore] = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
             raise ImpossibleConfiguration(rules=f"fencebeat_effect_store {self.effect_store!r}: {error}.") from error
-        return factory(app)
+        return factory()
 
     def describe(self) -> dict[str, Any]:
         """The settings as text for people, without addresses."""

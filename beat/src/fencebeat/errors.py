@@ -102,3 +102,9 @@ class ClockJumped(FencebeatError):
     """The store's clock went forward by {days:.1f} days at once, so nothing is emitted.
     If the new time is wrong, set it right: emission goes on. If it is right, restart the beats to accept it.
     """
+
+
+class NoApplication(Refused):
+    """No Celery application can be read: {why}
+    Name it: `fencebeat -A proj ...`, or FENCEBEAT_APP=proj; the same name as for `celery -A`.
+    """

@@ -130,7 +130,7 @@ class Election:
         self._term: Term | None = None
         self._mail: SimpleQueue[None] = SimpleQueue()
         timing, keys, broker = configuration.timing, configuration.keys, configuration.broker
-        lock, effects = configuration.make_lock(), configuration.make_effects(app)
+        lock, effects = configuration.make_lock(), configuration.make_effects()
         self._permits = broker.client(timing.call_timeout, name="fencebeat-permit")
         self.keeper = (
             FlagKeeper(effects, broker.client(timing.call_timeout, name="fencebeat-flags"), keys) if effects else None
