@@ -6,6 +6,7 @@ What the server says of its model is read once and pinned; a server that comes b
 
 import os
 import random
+import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,8 +152,9 @@ class EmbedderClient:
         deadline = self._clock.elapsed() + BUSY_SECONDS
         while True:
             try:
+                _knock(self._address)
                 response = self._client().request(method, path, json=body)
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, OSError) as error:
                 raise self._unavailable(f"{type(error).__name__}: {error}") from error
             wait = _retry_after(response) if response.status_code == httpx.codes.TOO_MANY_REQUESTS else None
             if wait is None or self._clock.elapsed() + wait >= deadline:
@@ -212,6 +214,15 @@ def _told(answer: dict[str, Any]) -> _Pinned:
         raise Rubbish("it knows another probe text: embedder and worker are of different releases")
     check(probe, card.dimension)
     return _Pinned(card, probe)
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody listens at a Unix socket; httpcore would leave its own socket open then."""
+    parts = urlsplit(address)
+    if parts.scheme == "unix":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.settimeout(CONNECT_SECONDS)
+            door.connect(parts.path)
 
 
 def _retry_after(response: httpx.Response) -> float:

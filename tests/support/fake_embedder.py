@@ -32,6 +32,11 @@ def _word_vector(word: str, dimension: int, seed: str) -> np.ndarray:
     return np.random.default_rng(int.from_bytes(digest, "big")).standard_normal(dimension)
 
 
+@lru_cache(maxsize=1)
+def _packaged_tokens() -> TokenCounter:
+    return TokenCounter.of(model_folder(None))
+
+
 class HashModel:
     """Vector of a text = normalised sum of fixed random vectors of its words; word order counts a little.
 
@@ -44,7 +49,7 @@ class HashModel:
     ) -> None:
         self._seed = seed
         self._before = before
-        self._tokens = TokenCounter.of(model_folder(None))
+        self._tokens = _packaged_tokens()
         self.truncated = 0
         self.card = ModelCard(
             name=f"hash-{seed}",
