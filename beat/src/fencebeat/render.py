@@ -64,7 +64,6 @@ class Renderer:
             **entry.options,
             "headers": headers,
             "task_id": identity,
-            "producer": self._open(),
             "retry": False,  # the tick stays due, and the next round tries it with fresh facts
             "add_to_parent": False,
             "event_dispatcher": events,
@@ -72,6 +71,7 @@ class Renderer:
         args, kwargs = _evaluate_entry_args(entry.args), _evaluate_entry_kwargs(entry.kwargs)
         task = self._app.tasks.get(entry.task)
         with self._sink.collecting() as captured, self._reaching():
+            options["producer"] = self._open()
             if task is not None:
                 task.apply_async(args, kwargs, **options)
             else:
@@ -118,5 +118,8 @@ class Renderer:
             # A Redis result backend would subscribe to each task's result here, in a process that never reads one.
             self._app.backend.on_task_call = lambda *_args, **_options: None
             self._connection = capturing(self._app.connection_for_write(), self._sink, self._timeout)
+            for queue in self._app.amqp.queues.values():
+                if queue.exchange.type == "fanout":  # known to this connection only; else kombu takes it for a direct
+                    queue.exchange(self._connection.default_channel).declare()  # one and drops a broadcast in silence
             self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         return self._producer
