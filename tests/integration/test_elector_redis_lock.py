@@ -134,6 +134,21 @@ def test_another_programs_reset_of_all_locks_costs_the_term_and_nothing_else(sto
     assert new.token > old.token
 
 
+def test_a_lock_that_another_program_took_meanwhile_is_neither_extended_nor_freed(store):
+    lock = store.lock("host-1")
+    old = lock.acquire(nonce())
+    redis_lock.reset_all(store.client)
+    plain = redis_lock.Lock(store.client, f"{store.namespace}:leader", expire=60)
+    assert plain.acquire(blocking=False)  # the term still names us, the lock does not
+
+    assert lock.renew(old) is False
+    assert lock.resign(old) is False
+
+    assert plain.locked()
+    assert store.client.pttl(store.keys.lock) > 50_000
+    assert lock.holder() is None
+
+
 def test_a_plain_lock_of_the_same_name_waits_for_ours(store):
     lock = store.lock("host-1")
     term = lock.acquire(nonce())

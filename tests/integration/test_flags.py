@@ -137,11 +137,15 @@ def test_a_keeper_that_read_too_early_reads_again(known, effects, keeper):
     assert "all" in read_flags(known.client, known.keys).flags
 
 
-def test_a_keeper_makes_no_store_look_as_if_it_knew_its_past(store, keeper):
+@pytest.mark.parametrize("left", [{}, {"all": Flag("emit").to_json()}, {"generation": "rubbish"}])
+def test_a_keeper_makes_no_store_look_as_if_it_knew_its_past(store, keeper, left):
+    if left:
+        store.client.hset(store.keys.flags, mapping=left)
+
     with pytest.raises(FlagsUnknown, match="no generation"):
         keeper.seed()
 
-    assert store.client.exists(store.keys.flags) == 0
+    assert store.client.hgetall(store.keys.flags) == left
 
 
 def test_a_scope_with_a_reserved_name_is_no_generation(known, effects, keeper):

@@ -134,6 +134,47 @@ def test_trust_ends_by_our_own_clock_before_the_lease_does(store):
     elector.stop()
 
 
+def test_a_slow_reply_shortens_trust(store):
+    clock = ManualClock(wall=1e9)
+    store.clock, store.lease = clock, 5.0
+    lock = MemoryLock(store, "host-1")
+    acquire, renew = lock.acquire, lock.renew
+    lock.acquire = lambda name, floor=0: (acquire(name, floor), clock.advance(3.0))[0]
+    lock.renew = lambda term: (renew(term), clock.advance(1.0))[0]
+    elector = Elector(lock, LeaseTiming.of(5.0), clock=clock)
+    for one in (elector.signals.elected, elector.signals.renewed):
+        one.listen()
+    elector.progress()
+    elector.start()
+    term = elector.signals.elected.wait()
+
+    assert elector.signals.renewed.wait() == term  # due at once: the attempt began 3 s ago
+    clock.advance(3.4)
+    assert elector.leading() == term
+    clock.advance(0.2)
+    assert elector.leading() is None, "counted from before the request: 4.5 s, one of them on the way"
+    elector.stop()
+
+
+def test_a_slow_election_shortens_trust(store):
+    clock = ManualClock(wall=1e9)
+    store.clock, store.lease = clock, 5.0
+    lock = MemoryLock(store, "host-1")
+    acquire = lock.acquire
+    lock.acquire = lambda name, floor=0: (acquire(name, floor), clock.advance(1.5))[0]
+    elector = Elector(lock, LeaseTiming.of(5.0), clock=clock)
+    elector.signals.elected.listen()
+    elector.progress()
+    elector.start()
+    elector.signals.elected.wait()
+    lock.renew = lambda _term: (_ for _ in ()).throw(unreachable())
+
+    clock.advance(3.1)
+
+    assert elector.leading() is None
+    elector.stop()
+
+
 def test_a_term_that_a_commit_found_fenced_is_given_up_at_once_and_a_new_one_won(candidate):
     one = candidate().start()
     term = one.elected()

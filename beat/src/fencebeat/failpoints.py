@@ -103,7 +103,7 @@ def _act(name: str, armed: _Armed) -> None:
         case "exit":
             os._exit(137)
         case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.raise_signal(signal.SIGSTOP)  # to this thread: sent to the process, it would run on for a moment
         case "pause":
             gate = Path(os.environ.get("FENCEBEAT_STATE_DIR", ".")) / "failpoints" / f"{name}.release"
             while not gate.exists():
