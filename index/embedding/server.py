@@ -22,6 +22,7 @@ from index.embedding.probe import PROBE
 from index.embedding.weights import model_folder
 
 GRACE_SECONDS = 10  # requests that run at SIGTERM may end; a batch takes about a second
+KEEP_ALIVE_SECONDS = 60  # well above the clients' 5: else both close an idle connection at once, and a request is lost
 _log = logging.getLogger(__name__)
 
 
@@ -99,6 +100,7 @@ class EmbedderServer:
                 log_config=None,  # the process that runs us has its own logging
                 access_log=False,
                 timeout_graceful_shutdown=GRACE_SECONDS,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
             )
         )
 

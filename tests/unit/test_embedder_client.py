@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from index.embedding import calls
+from index.embedding import calls, server
 from index.embedding.client import EmbedderClient
 from index.embedding.weights import ModelCard
 from index.errors import EmbedderRubbish, EmbedderUnavailable, InputRefused
@@ -205,14 +205,13 @@ def test_a_failing_server_is_unavailable():
         client.embed(["x"])
 
 
-def test_a_busy_server_is_asked_again_after_a_while(log):
-    from index.embedding.app import MAX_INPUTS
-
+def test_a_busy_server_is_asked_again_after_a_while(log, monkeypatch):
+    monkeypatch.setattr(server, "MAX_INPUTS", 8)  # the smallest queue there may be
     door = Door()
     with running(log, load=lambda: HashModel(before=door.wait), queue_inputs=1) as fake, door.closed():
         # The budget is wide, so that all texts go in one request, which fills the queue.
         full = fake.client(batch_tokens=10**9, timeout=30)
-        texts = [f"text {at}" for at in range(MAX_INPUTS - 1)]
+        texts = [f"text {at}" for at in range(7)]
         waiting = threading.Thread(target=full.embed, args=(texts,))
         waiting.start()
         assert door.reached.wait(10)
