@@ -8,6 +8,7 @@ Every process is held by one keeper (`ops.services`): it ends with us, in order,
 
 import fcntl
 import json
+import logging
 import os
 import re
 import signal
@@ -117,7 +118,7 @@ class _Run:
         from tasks.wiring import services  # noqa: PLC0415 - as above
 
         self._following = Following(services(), question_of(self._corpus.folder), self._corpus.tenant, self._began)
-        self._start_processes()
+        self._start_processes(*(process.name for process in PROCESSES if process.name != "embedder"))
         self._wake_up()
         addresses = {
             name: f"http://127.0.0.1:{self._environ[f'FENCEBEAT_{name.upper()}_PORT']}" for name in ("page", "flower")
@@ -128,6 +129,8 @@ class _Run:
     def follow(self, once: bool) -> None:
         """Tell the progress until the index equals its sources, then stay or return. Raises what `up` raises."""
         following = self._following
+        # A search that is late while everything starts is asked again; its traceback would help nobody.
+        logging.getLogger("opensearch").setLevel(logging.CRITICAL)
         with _bar(self._console) as show:
             told = self._clock.elapsed()
             while True:
@@ -190,30 +193,32 @@ class _Run:
             on_end=self._supervisor.on_end,
         )
         self._supervisor.attach(self._services.keeper)
+        self._environ = environment(self._folder, self._given)
+        socket = self._folder / "embedder.sock"
+        if not self._environ.get("EMBEDDER_URL") and len(os.fsencode(socket)) > SOCKET_LIMIT:
+            self._environ["EMBEDDER_URL"] = f"unix://{shared_root() / f'embedder-{os.getpid()}.sock'}"
+        self._start_processes("embedder")  # it needs no server, and loading its model takes as long as all of them
         with self._console.status("Starting servers (the first time OpenSearch is downloaded, 110 MB)"):
             addresses = self._services.start()
         for child in self._services.children.values():
             self._supervisor.adopt(child)
-        self._environ = {**environment(self._folder, self._given), **addresses.environ()}
+        self._environ |= addresses.environ()
         self._environ["FENCEBEAT_SOURCES"] = self._corpus.sources
         for name, missing in addresses.missing.items():
             if name != "opensearch":
                 raise missing
             self._say(f"{missing} Using pgvector as the target.")
             self._environ["FENCEBEAT_TARGET"] = "pgvector"
-        socket = self._folder / "embedder.sock"
-        if not self._environ.get("EMBEDDER_URL") and len(os.fsencode(socket)) > SOCKET_LIMIT:
-            self._environ["EMBEDDER_URL"] = f"unix://{shared_root() / f'embedder-{os.getpid()}.sock'}"
         self._environ["FENCEBEAT_PAGE_PORT"] = str(_port(PAGE_PORT))
         self._environ["FENCEBEAT_FLOWER_PORT"] = str(_port(FLOWER_PORT))
         os.environ.update(self._environ)  # our own reading of the ledger and the target uses the same settings
         settings.cache_clear()
         settings()  # refuses an impossible configuration before anything of ours runs
 
-    def _start_processes(self) -> None:
+    def _start_processes(self, *wanted: str) -> None:
         assert self._services is not None  # noqa: S101 - `start` has made them
         for process in PROCESSES:
-            for name in process.names():
+            for name in process.names() if process.name in wanted else ():
                 child = self._services.keeper.start(
                     name,
                     process.argv(self._environ),
