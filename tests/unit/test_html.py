@@ -50,11 +50,11 @@ def test_a_page_without_text_is_an_empty_document(text):
 
 
 def test_characters_written_as_entities_are_cleaned_too():
-    parsed = parse_html("<h1>a&#0;b &#xD800;</h1><pre>c&#0;</pre><p>cafe&#x301;", no_deadline())
+    parsed = parse_html("<h1>a&#0;b &#xD800;</h1><pre>c&#0;</pre><p>ole&#x301;", no_deadline())
 
     assert "\0" not in parsed.text
     parsed.text.encode()
-    assert "caf\N{LATIN SMALL LETTER E WITH ACUTE}" in parsed.text
+    assert "ol\N{LATIN SMALL LETTER E WITH ACUTE}" in parsed.text
 
 
 def test_long_and_deep_pages_lose_nothing_silently():
