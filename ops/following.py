@@ -47,10 +47,15 @@ class Figures:
 def question_of(folder: Path) -> str:
     """Words of the first heading or line in a folder of documents: a question that it can answer."""
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() not in _READABLE or not path.is_file():
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if hidden or path.suffix.lower() not in _READABLE:
             continue
-        with path.open("rb") as file:
-            text = re.sub(r"<[^>]*>|[#*_`=]+", " ", file.read(_HEAD_BYTES).decode(errors="ignore"))
+        try:
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES).decode(errors="ignore")
+        except OSError:  # a folder of that name, or no permission; the next one may be read
+            continue
+        text = re.sub(r"<!--.*?-->|<[^>]*>|[#*_`=]+|\0", " ", head, flags=re.DOTALL)
         for line in text.splitlines():
             words = " ".join(line.split())
             if len(words) > 5:
