@@ -152,6 +152,7 @@ class PgvectorTarget:
     ) -> Found:
         """See `Target.search`. Both legs read one snapshot, so a document is seen in one version."""
         check_request(tenant_id, limit, filters)
+        self._table_name()  # asked for once, before a connection is held: a pool of one must do
         with self._connection(timeout) as conn, conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             cursor.execute(

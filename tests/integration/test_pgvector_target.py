@@ -152,12 +152,14 @@ def test_the_application_can_change_no_row_past_the_functions(app, target, publi
             app.execute(statement)
 
 
-def test_a_search_leaves_no_tenant_behind_on_its_connection(target, pool, publisher):
+def test_a_search_leaves_no_tenant_behind_on_its_connection(url, target, publisher):
     publisher.publish([make_doc("ours")])
-    assert found(target, "ours") == ["ours"]
 
-    with pool.connection() as conn:
-        assert not conn.execute("SELECT current_setting('fencebeat.tenant', true)").fetchone()[0]
+    with open_pool(url, size=1) as only:
+        assert found(PgvectorTarget(target.spec, only, timeout=30), "ours") == ["ours"]
+
+        with only.connection() as conn:
+            assert not conn.execute("SELECT current_setting('fencebeat.tenant', true)").fetchone()[0]
 
 
 # the table and its mark
@@ -208,6 +210,19 @@ def test_staged_chunks_are_seen_from_the_commit_on(target, publisher):
 
     assert sorted(found(target, "text")) == ["kept text", "new text"]
     assert {row.index_id for row in target.scan()} == {doc.index_id for doc in new}
+
+
+def test_both_legs_of_a_search_see_one_version(target, publisher, monkeypatch):
+    publisher.publish([make_doc("old text")])
+    real = target._vector_leg
+
+    def overtaken(*args):
+        publisher.publish([make_doc("new text")])
+        return real(*args)
+
+    monkeypatch.setattr(target, "_vector_leg", overtaken)
+
+    assert found(target, "text") == ["old text"]
 
 
 def test_a_version_without_all_its_chunks_cannot_be_committed(target, publisher, owner):
