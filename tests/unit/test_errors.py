@@ -16,8 +16,8 @@ def every_error(base=FencebeatError):
 
 
 def facts_of(kind):
-    names = {name for _, name, _, _ in string.Formatter().parse(inspect.cleandoc(kind.__doc__)) if name}
-    return {name: f"<{name}>" for name in names}
+    fields = string.Formatter().parse(inspect.cleandoc(kind.__doc__))
+    return {name: 1.5 if how else f"<{name}>" for _, name, how, _ in fields if name}
 
 
 def test_there_are_errors_to_check():

@@ -319,30 +319,34 @@ def test_stopping_waits_no_longer_than_a_call_for_a_store_that_hangs(candidate, 
 
 
 def test_a_signal_handler_may_stop_it_wherever_it_interrupts_the_tick_thread(store):
-    elector = Elector(MemoryLock(store, "host-1"), LeaseTiming.of(1.0), clock=SystemClock())
-    elector.signals.elected.listen()
-    elector.start()
-    elector.progress()
-    term = elector.signals.elected.wait()
-    stops = []
+    interrupted = []
 
     def handler(*_):
-        elector.stop()
-        stops.append(elector.state.state)
+        interrupted[-1].stop()
 
     before = signal.signal(signal.SIGALRM, handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.001)
-        while len(stops) < 20:
+        for number in range(20):
+            elector = Elector(MemoryLock(store, "host-1"), LeaseTiming.of(1.0), clock=SystemClock())
+            elector.signals.elected.listen()
+            elector.start()
             elector.progress()
-            elector.leading()
-            elector.lost(term, "fenced")
-            elector.extended(term, 0.0)
+            term = elector.signals.elected.wait()
+            interrupted.append(elector)
+
+            signal.setitimer(signal.ITIMER_REAL, 0.001 + number * 0.0001)
+            while elector._thread.is_alive():
+                elector.progress()
+                elector.leading()
+                elector.extended(term, 0.0)
+                elector.lost(term, "fenced")
+
+            assert elector.state.state == "stopped"
+            elector.stop()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
-    assert stops[-1] == "stopped"
     assert store.running() is None
 
 
