@@ -1,6 +1,6 @@
 """Where chunks are kept and found: OpenSearch, pgvector, and memory for tests. One conformance suite for all.
 
-May import: `index.model`, `.ports`, `.errors`, `.fusion`, `config.settings`, the leaf modules of `fencebeat`.
+May import: `index.model`, `.ports`, `.errors`, `.fusion`, `config`, the leaf modules of `fencebeat`.
 Must never know: the ledger's tables, sources, embedders; a target is told versions and never decides one.
 """
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from config import events
 from fencebeat.clock import Clock
 from fencebeat.failpoints import failpoint
 from index.errors import TargetUnavailable
@@ -129,7 +130,14 @@ class BulkWriter:
             wait = self._settle(run, batch, reply) if fault is None else self._fail(run, batch, fault)
             if wait is not None:
                 self._pause(run, wait)
-        return [result for result in run.results if result is not None]
+        results = [result for result in run.results if result is not None]
+        if results:
+            refused = sum(result.outcome not in (ItemClass.OK, ItemClass.SUPERSEDED) for result in results)
+            seconds = self._clock.elapsed() - run.began
+            events.emit(
+                events.BULK_WRITTEN, items=len(results), refused=refused, seconds=seconds, target=self._target_id
+            )
+        return results
 
     def _take(self, run: _Run) -> list[tuple[int, BulkItem, bytes]]:
         batch: list[tuple[int, BulkItem, bytes]] = []

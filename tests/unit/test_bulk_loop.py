@@ -305,3 +305,14 @@ def test_every_item_ends_in_exactly_one_class_and_none_is_sent_after_it_ended(se
     final = {ItemClass.OK, ItemClass.SUPERSEDED, ItemClass.PERMANENT}
     assert all(result.outcome in final for result in results)
     assert sum(writer.counts[outcome] for outcome in final) == count
+
+
+def test_the_run_is_told_with_what_was_refused(monkeypatch):
+    told = []
+    monkeypatch.setattr("config.events.emit", lambda event, **facts: told.append((event.name, facts)))
+    server = Server(lambda ids: [failed(ids[0], 400), failed(ids[1], 409), *map(ok, ids[2:])])
+
+    server.writer().run(items(4), nothing)
+    server.writer().run([], nothing)
+
+    assert told == [("bulk.written", {"items": 4, "refused": 1, "seconds": 0.0, "target": "t"})]
