@@ -49,6 +49,7 @@ class World:
         self.settings = settings
         self.services = services
         self.call_log = call_log
+        self.history = settings.state_dir / "history.jsonl"
 
     @property
     def ledger(self):
