@@ -29,8 +29,9 @@ def run(stage: Stage) -> None:
     }
     for number in (1, 2, 3):
         stage.beat(f"beat-{number}")
+    worker = stage.worker("worker")
     stage.wait_for_embedder()
-    stage.worker("worker")
+    stage.ready(worker)
     made = stage.application()
     stage.wait(
         "indexing the documents",
@@ -163,4 +164,5 @@ def _judge(stage: Stage) -> None:
     twice = [time for time, count in runs.items() if count > 1]
     stage.expect("running each tick once", not twice, twice[:5])
     stage.facts["ticks"] = len(times)
+    stage.facts["stale requests refused"] = sum(line["outcome"] == "fenced" for line in stage.audit(None))
     stage.facts["terms"] = len({record["token"] for record in decided if record["outcome"] == "emitted"})

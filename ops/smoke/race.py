@@ -8,6 +8,7 @@ What must hold: tokens rise, each tick is emitted once; the document is committe
 and the woken worker is fenced.
 """
 
+import os
 import signal
 from collections import Counter
 from typing import Any, Final
@@ -27,8 +28,7 @@ REPEATS: Final = 3
 
 def run(stage: Stage) -> None:
     """Run it on both locks. Raises SmokeFailed."""
-    stage.open("valkey", "postgres", "opensearch", "etcd")
-    stage.wait_for_embedder()
+    stage.open("valkey", "postgres", "opensearch", "etcd", documents={})
     for lock in ("redis", "etcd"):
         _on(stage, lock)
 
@@ -52,15 +52,16 @@ def _on(stage: Stage, lock: str) -> None:
 
 def _race(stage: Stage, lock: str, env: dict[str, str]) -> list[Child]:
     """Two workers, one document, one request sent three times: one effect. Returns the workers."""
-    first = stage.worker(f"first-{lock}", 1, **env)
-    stage.wait("indexing what is there", lambda: stage.events("document.committed"), at_most=90)
-    stage.stop(first)
     uid = f"{SOURCE}/race-{lock}.md"
     frozen = stage.worker(f"frozen-{lock}", 1, **env, FENCEBEAT_FAILPOINTS="index.write.before=stop@1")
+    second = stage.worker(f"second-{lock}", 1, **env)
+    stage.wait_for_embedder()
+    stage.ready(frozen, second)
+    os.killpg(second.pid, signal.SIGSTOP)  # so that the first one is the first to claim
     (stage.folder / "corpus" / f"race-{lock}.md").write_text(f"# Race\n\nTwo workers race under the {lock} lock.\n")
     pid = stage.wait("stopping the first worker before its write", lambda: _stopped(stage, frozen), at_most=60)
     stage.say(f"{frozen.name} holds {uid} and is stopped")
-    second = stage.worker(f"second-{lock}", 1, **env)
+    os.killpg(second.pid, signal.SIGCONT)
     request = Request(TENANT, f"index-{uid}")
     for _ in range(REPEATS):
         _send(stage, request, env)

@@ -109,10 +109,10 @@ class Stage:
 
     # servers
 
-    def open(self, *servers: str) -> Addresses:
+    def open(self, *servers: str, documents: Mapping[str, str] = DOCUMENTS) -> Addresses:
         """Start servers and the embedder, set up the ledger, and write the documents. Returns the addresses.
 
-        OpenSearch is the target where it can run here, else pgvector.
+        OpenSearch is the target where it can run here, else pgvector. Raises ServerMissing for any other server.
         """
         self.say(f"starting {', '.join(servers)} and the embedder")
         given = {name: value for name, value in os.environ.items() if not name.startswith("FENCEBEAT_")}
@@ -121,7 +121,7 @@ class Stage:
         self._services = Services(self.folder, servers, durable=False, environ=given)
         corpus = self.folder / "corpus"
         corpus.mkdir(exist_ok=True)
-        for name, text in DOCUMENTS.items():
+        for name, text in documents.items():
             (corpus / name).write_text(text)
         self.env = environment(self.folder, given) | {
             "FENCEBEAT_HISTORY": str(self.folder / "history.jsonl"),
@@ -133,17 +133,20 @@ class Stage:
         addresses = self._services.start()
         for server, why in addresses.missing.items():
             if server != "opensearch":
-                raise self.failure(f"starting {server}", str(why))
+                raise why
             self.say(f"{why} The target is pgvector.")
         self.env |= addresses.environ()
         self.env["FENCEBEAT_TARGET"] = "opensearch" if addresses.opensearch_url else "pgvector"
         upgrade(self.env["POSTGRES_URL"])
+        self.facts["target"] = self.env["FENCEBEAT_TARGET"]
+        self.say(f"the servers are ready; the target is {self.facts['target']}")
         return addresses
 
     def wait_for_embedder(self) -> None:
         """Return once the model is loaded."""
         address = self.settings().embedder_address
         self.wait("loading the model", lambda: ask_embedder(address, CALL_SECONDS) == "ready", at_most=120)
+        self.say("the model is loaded")
 
     def settings(self, **changes: str) -> Settings:
         """The settings that a process of this run with these changes has."""
@@ -192,11 +195,15 @@ class Stage:
         return self.spawn(name, self.program("celery"), *argv, rank=3, **env)
 
     def worker(self, name: str, concurrency: int = 2, **env: str) -> Child:
-        """Start a worker and return once it reports, so that it takes what is sent from now on."""
+        """Start a worker; `ready` waits for it."""
         argv = ("-A", "ops.smoke.app", "worker", "--concurrency", str(concurrency), "--hostname", f"{name}@%h")
-        child = self.spawn(name, self.program("celery"), *argv, rank=2, **env)
-        self.wait(f"starting {name}", lambda: " ready." in child.log.read_text(errors="replace"), at_most=60)
-        return child
+        return self.spawn(name, self.program("celery"), *argv, rank=2, **env)
+
+    def ready(self, *workers: Child) -> None:
+        """Return once these workers take messages."""
+        for child in workers:
+            self.wait(f"starting {child.name}", lambda log=child.log: " ready." in _text(log), at_most=120)  # type: ignore[misc]  # the default binds the loop's value
+            self.say(f"{child.name} is ready")
 
     def signal(self, child: Child | int, what: signal.Signals) -> None:
         """Send a signal to one process of this run, and say so in the history."""
@@ -237,8 +244,8 @@ class Stage:
         lines = history.read(self.folder / "history.jsonl")
         return [line for line in lines if line["kind"] == "event" and line.get("event") == name]
 
-    def audit(self, entry: str, **changes: str) -> list[dict[str, str]]:
-        """The scheduler's decisions about one entry, oldest first."""
+    def audit(self, entry: str | None, **changes: str) -> list[dict[str, str]]:
+        """The scheduler's decisions about one entry, or those about none, oldest first."""
         connected, keys = self.redis(**changes)
         with connected, asking(connected):
             records: Any = connected.xrange(keys.audit)
@@ -250,3 +257,7 @@ class Stage:
         connected, keys = beats.client(settings)
         with connected:
             return beats.look(connected, keys, lock_in_redis=settings.lock == "redis").leader
+
+
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace") if log.exists() else ""

@@ -6,7 +6,10 @@ import pytest
 
 from tests.support import fake_embedder
 from tests.support.servers import database, unique
+from tests.support.smokes import distributed_lock, leader_election
 from tests.support.world import world_at, write_corpus
+
+__all__ = ["distributed_lock", "leader_election"]  # fixtures, known by their names with hyphens
 
 KINDS = ("memory", "opensearch", "pgvector")
 
