@@ -55,6 +55,9 @@ def sync(
             )
             for place, reason in report.problems:
                 console.print(f"  not listed: {place}: {reason}", style="yellow", markup=False)
+            if not report.complete:
+                says = "  The listing is not complete, so nothing was deleted. Mend what is named and sync again."
+                console.print(says, style="yellow")
         if waiting:
             console.print(
                 f"{waiting} deletions wait for approval: look at the source, then add --approve", style="yellow"
@@ -63,7 +66,9 @@ def sync(
             console.print(
                 f"{dead} documents failed for good; their old versions stay: fencebeat status", style="yellow"
             )
-        console.print("up to date" if not left else f"{left} documents are still waiting for a worker")
+        console.print(
+            "what was listed is up to date" if not left else f"{left} documents are still waiting for a worker"
+        )
 
     data: dict[str, Any] = {
         "sources": [report.as_dict() for report in reports],
