@@ -147,8 +147,9 @@ class _Loop:
         kept = self._kept.get(name)
         if kept is not None and kept.kill_at is None:
             kept.kill_at = self._clock.elapsed() + kept.grace
-            kept.process.send_signal(kept.signal)
-            kept.process.send_signal(signal.SIGCONT)  # a frozen process ends too
+            # Not Popen.send_signal, which reaps one that has just ended: only `_reap` may, and so the id is still its own.
+            os.kill(kept.process.pid, kept.signal)
+            os.kill(kept.process.pid, signal.SIGCONT)  # a frozen process ends too
 
     def _stop_next_rank(self) -> None:
         highest = max((kept.rank for kept in self._kept.values()), default=0)

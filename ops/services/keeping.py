@@ -150,7 +150,7 @@ class Keeper:
     def close(self, at_most: float = 120.0) -> None:
         """Stop everything, in order of rank, and wait until the keeper ended. Safe to call twice.
 
-        Raises subprocess.TimeoutExpired after `at_most` seconds.
+        Raises subprocess.TimeoutExpired after `at_most` seconds, and KeeperLost when the keeper failed by itself.
         """
         self._closing = True
         if self._process.stdin is not None and not self._process.stdin.closed:
@@ -159,6 +159,8 @@ class Keeper:
         self._reader.join(at_most)
         if self._process.stdout is not None:
             self._process.stdout.close()
+        if self._process.returncode > 0:
+            raise KeeperLost(log=self._log)
 
     def __enter__(self) -> Self:
         return self

@@ -97,6 +97,14 @@ def test_what_a_process_leaves_in_its_group_ends_with_it(keeper, run):
     wait_until_gone(everyone)
 
 
+def test_the_end_of_each_is_reported_however_fast_they_end(keeper, ends, tmp_path):
+    """A process may end between two signals that it is sent; the keeper must not lose it, or fail, by that."""
+    for number in range(40):
+        keeper.start(f"sleep-{number}", ["sleep", "1000"], log=tmp_path / "sleep.log")
+    keeper.close(30)
+    assert [ends.get(timeout=5).code for _ in range(40)] == [-signal.SIGTERM] * 40
+
+
 def test_at_the_end_higher_ranks_are_stopped_first(keeper, run, ends):
     for name, rank in (("server", 0), ("beat", 3), ("worker", 2)):
         run(name, rank=rank)
