@@ -147,7 +147,7 @@ class _Loop:
         kept = self._kept.get(name)
         if kept is not None and kept.kill_at is None:
             kept.kill_at = self._clock.elapsed() + kept.grace
-            # Not Popen.send_signal, which reaps one that has just ended: only `_reap` may, and so the id is still its own.
+            # Not Popen.send_signal, which reaps one that has just ended: only `_reap` may, so the id is its own.
             os.kill(kept.process.pid, kept.signal)
             os.kill(kept.process.pid, signal.SIGCONT)  # a frozen process ends too
 
