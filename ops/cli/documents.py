@@ -57,7 +57,7 @@ def sync(
                 console.print(f"  not listed: {place}: {reason}", style="yellow", markup=False)
             if not report.complete:
                 says = "  The listing is not complete, so nothing was deleted. Mend what is named and sync again."
-                console.print(says, style="yellow")
+                console.print(says, style="yellow", soft_wrap=True)
         if waiting:
             console.print(
                 f"{waiting} deletions wait for approval: look at the source, then add --approve", style="yellow"
@@ -66,9 +66,7 @@ def sync(
             console.print(
                 f"{dead} documents failed for good; their old versions stay: fencebeat status", style="yellow"
             )
-        console.print(
-            "what was listed is up to date" if not left else f"{left} documents are still waiting for a worker"
-        )
+        console.print(f"{left} documents are still waiting for a worker" if left else "what was listed is up to date")
 
     data: dict[str, Any] = {
         "sources": [report.as_dict() for report in reports],
