@@ -257,3 +257,16 @@ def test_counts_are_of_the_whole_text_although_the_file_truncates():
 
 def test_an_empty_text_has_no_chunks():
     assert HeadingChunker(tokens(), AIM).split(Parsed(title="T", text="", blocks=())) == []
+
+
+def test_a_word_that_falls_into_more_tokens_when_it_is_cut_is_cut_again():
+    """As a whole it is one unknown token, so no estimate from the whole text can tell."""
+    narrow = TokenCounter.of(model_folder(None))
+    narrow.max_tokens = 32
+    text = "".join(random.Random(2).choices("qxzjkvw", k=3000))
+    assert narrow.count([text]) == [3]
+
+    chunks = HeadingChunker(narrow, 60).split(parse_markdown(text, no_deadline()))
+
+    assert "".join(piece.text for piece in chunks) == text
+    assert max(piece.tokens for piece in chunks) <= 32
