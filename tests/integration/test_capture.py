@@ -192,8 +192,16 @@ def test_what_was_collected_survives_a_channel_that_kombu_replaces(make_app, cli
 
 def test_a_result_backend_is_not_asked_about_results_nobody_waits_for(make_app, renderer, redis_url, client) -> None:
     app = make_app(result_backend=redis_url)
-    renderer(app).render(entry_of("e", line()), FIRE_TIME, 7)
-    assert [one for one in client.client_list() if int(one["sub"]) > 0] == []
+    with client.monitor() as monitor:
+        renderer(app).render(entry_of("e", line()), FIRE_TIME, 7)
+        client.echo("rendered")
+        seen = []
+        for one in monitor.listen():
+            if "rendered" in one["command"]:
+                break
+            seen.append(one["command"])
+    assert any("SADD" in command for command in seen)
+    assert not any("SUBSCRIBE" in command for command in seen)
 
 
 def test_the_event_of_a_sent_task_is_published_after_the_commit_only(make_app, renderer, client) -> None:

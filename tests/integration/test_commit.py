@@ -139,6 +139,25 @@ def test_s7_an_equal_token_with_another_nonce_is_refused(client, namespace, carr
     assert fence.messages() == []
 
 
+@pytest.mark.parametrize("carrier", ["lock", "term"])
+def test_the_newest_nonce_under_another_token_is_refused(client, namespace, carrier) -> None:
+    fence = Fence.sealed(client, namespace, carrier)
+    entry = fence.entry()
+    with pytest.raises(Fenced):
+        fence.commit(fence.emission(entry, SECOND), term=Term(99, fence.term.nonce, "host:1", 5.0))
+    assert fence.messages() == []
+
+
+@pytest.mark.parametrize("carrier", ["lock", "term"])
+def test_an_old_term_is_told_so_when_it_asks_what_is_due_or_syncs(client, namespace, carrier) -> None:
+    fence = Fence.sealed(client, namespace, carrier)
+    fence.successor()
+    with pytest.raises(Fenced):
+        fence.store.due(fence.term, 10)
+    with pytest.raises(Fenced):
+        fence.store.sync(fence.term, {})
+
+
 def test_a_lock_that_ran_out_is_refused_although_the_term_is_the_last_one(fence, base) -> None:
     entry = fence.entry(mark=base)
     fence.client.delete(fence.keys.lock)
