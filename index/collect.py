@@ -5,10 +5,12 @@ attempt is refused; a physical delete would be forgotten by the engine after a w
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from config import events
 from config.events import emit
 from config.telemetry import span
+from fencebeat.errors import FencebeatError
 from fencebeat.failpoints import failpoint
 from index.errors import TargetSick
 from index.ledger import Ledger
@@ -31,9 +33,12 @@ def collect(ledger: Ledger, target: Target, switches: Switches) -> int:
         for garbage in ledger.garbage(target_id, BATCH):
             scopes = ("all", f"tenant:{garbage.tenant_id}", f"target:{target_id}")
             if not switches.permits("write", scopes):
-                break
+                continue
             failpoint("index.collect.before")
-            results = target.bury(_tombstones(garbage))
+            try:
+                results = target.bury(_tombstones(garbage), before_request=partial(_check, switches, scopes))
+            except Stopped:
+                continue  # what was written so far is written again later, with the same version
             done = _settled(target_id, results)
             failpoint("index.collect.after")
             if ledger.collected(target_id, garbage, done):
@@ -44,6 +49,15 @@ def collect(ledger: Ledger, target: Target, switches: Switches) -> int:
     if buried or kept:
         emit(events.CHUNKS_COLLECTED, target=target_id, buried=buried, kept=kept)
     return buried
+
+
+class Stopped(FencebeatError):
+    """A switch stops writes in scope {scopes}."""
+
+
+def _check(switches: Switches, scopes: Sequence[str]) -> None:
+    if not switches.permits("write", scopes):
+        raise Stopped(scopes=", ".join(scopes))
 
 
 def _tombstones(garbage: Garbage) -> list[Tombstone]:
@@ -63,10 +77,13 @@ def purge(target: Target, switches: Switches, older_than_seconds: float) -> int:
     The age is an assumption about the longest freeze of a worker; the doctor finds where it was broken.
     """
     target_id = target.spec.target_id
-    if not switches.permits("write", ("all", f"target:{target_id}")):
-        return 0
     failpoint("index.purge.before")
-    purged = target.purge(older_than_seconds)
+    try:
+        purged = target.purge(
+            older_than_seconds, before_request=partial(_check, switches, ("all", f"target:{target_id}"))
+        )
+    except Stopped:
+        return 0  # what is left is purged another day
     failpoint("index.purge.after")
     if purged:
         emit(events.TOMBSTONES_PURGED, target=target_id, purged=purged)

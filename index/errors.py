@@ -77,3 +77,9 @@ class InputRefused(Retryable):
     """The embedder at {address} refuses a text that the chunker made for its model: {why}
     Documents stay dirty. Chunker and embedder must have the same model: compare FENCEBEAT_MODEL_PATH of both.
     """
+
+
+class LedgerBusy(Retryable):
+    """Postgres gave this call up so that another could end: {why}
+    Nothing was changed; the same call may be made again.
+    """

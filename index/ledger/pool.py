@@ -5,9 +5,11 @@ from contextlib import contextmanager
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.errors import DeadlockDetected, LockNotAvailable, SerializationFailure
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from fencebeat.errors import StoreUnreachable
+from index.errors import LedgerBusy
 
 APP_ROLE = "fencebeat_app"
 STATEMENT_MS = 15_000
@@ -52,6 +54,8 @@ def connection(pool: ConnectionPool) -> Iterator[psycopg.Connection]:
     try:
         with pool.connection() as conn:
             yield conn
+    except (SerializationFailure, DeadlockDetected, LockNotAvailable) as error:
+        raise LedgerBusy(why=str(error).strip()) from error
     except (PoolTimeout, psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise StoreUnreachable(
             store="Postgres",

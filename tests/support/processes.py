@@ -108,10 +108,13 @@ def batches(world, name: str, *, failpoints: str = "", **env: str) -> Process:
     return Process(world, name, command, failpoints=failpoints, **env)
 
 
-def worker(world, name: str, *, concurrency: int = 2, failpoints: str = "", **env: str) -> Process:
-    """A real Celery worker with a prefork pool."""
+def worker(
+    world, name: str, *, concurrency: int = 2, queue: str | None = None, failpoints: str = "", **env: str
+) -> Process:
+    """A real Celery worker with a prefork pool, on the default queue or another."""
     command = [
         sys.executable, "-m", "celery", "-A", "tasks", "worker",
         "--concurrency", str(concurrency), "--hostname", f"{name}@test", "--loglevel", "INFO",
+        *(["--queues", queue] if queue else []),
     ]  # fmt: skip
     return Process(world, name, command, failpoints=failpoints, **env)
