@@ -97,6 +97,7 @@ def serve(port: int, *, ready: Callable[[int], None] = lambda _: None) -> None:
     application = create(Watch(observer, system_clock()), lambda text, tenant: answer_search(text, tenant, limit=10))
     server = uvicorn.Server(uvicorn.Config(application, host="127.0.0.1", port=port, log_config=None, access_log=False))
     listener = server.config.bind_socket()
+    listener.listen()  # before anybody is told: requests that come now wait for the server
     ready(listener.getsockname()[1])
     try:
         server.run(sockets=[listener])
