@@ -144,7 +144,12 @@ class _Drive:
     def _kill(self) -> None:
         leader = self._leader()
         mine = self._clock.elapsed()
-        self.cluster.wait_for(lambda line: committed(line) and line["proc"] == leader.name, 10, mine)
+
+        def acts_or_freezes() -> bool:
+            recent = (line for line in self.cluster.lines() if line["t"] > mine and line["proc"] == leader.name)
+            return self._frozen() is not None or any(committed(line) for line in recent)
+
+        self.cluster.poll(acts_or_freezes, 15, f"{leader.name} leads and does not emit")
         if self._frozen() is not None:  # it reached its failpoint first
             return
         at = self._clock.elapsed()
