@@ -107,7 +107,8 @@ def emit(event: Event, **facts: Any) -> None:
 
 _DOCUMENT = ("tenant", "source", "target", "doc_uid", "epoch")
 
-# --- the scheduler's own: said by the library in its audit stream, and listed here because operators read them together
+# --- the scheduler's own: the library writes them, and they are listed here because operators read them together.
+# What became of a tick is not an event but a record of the audit stream: `fencebeat explain`.
 TERM_ELECTED = Event(
     "term.elected",
     when="a beat won the lock; the fence is sealed in the same step",
@@ -123,21 +124,6 @@ TERM_LOST = Event(
     level="warning",
 )
 TERM_RESIGNED = Event("term.resigned", when="a leader gave its term back", attributes=("token",), by="beat")
-TICK_EMITTED = Event(
-    "tick.emitted",
-    when="a tick's message is on the queue and its fire time is recorded, in the same step",
-    measures={"lag_seconds": "now minus fire time, store clock"},
-    attributes=("entry", "fire_time", "token", "task_id"),
-    labels=("entry",),
-    by="beat",
-)
-TICK_SKIPPED = Event(
-    "tick.skipped",
-    when="a policy decided that a tick is not emitted; its fire time is recorded",
-    attributes=("entry", "fire_time", "reason"),
-    labels=("entry", "reason"),
-    by="beat",
-)
 FENCE_REJECTED = Event(
     "fence.rejected",
     when="a store refused a request of an older term; it changed nothing",
@@ -267,7 +253,7 @@ SEARCH_ANSWERED = Event(
     measures={"hits": "returned", "seconds": "duration"},
     attributes=("target", "partial"),
     labels=("target", "partial"),
-    by="search",
+    by="command, page",
     level="debug",
 )
 DOCTOR_FINISHED = Event(
@@ -281,13 +267,6 @@ DOCTOR_FINISHED = Event(
     },
     attributes=("target",),
     labels=("target",),
-)
-TASK_REFUSED = Event(
-    "task.refused",
-    when="a task did not start because of a kill switch, or because its tick was run already",
-    attributes=("task", "reason", "task_id"),
-    labels=("task", "reason"),
-    level="warning",
 )
 
 

@@ -3,6 +3,8 @@
 from dataclasses import asdict
 from typing import Any
 
+from config import events
+from config.events import emit
 from ops.errors import UnknownTenant
 from tasks.wiring import Services, services
 
@@ -22,4 +24,11 @@ def answer_search(text: str, tenant: str, limit: int, made: Services | None = No
     made = made or services()
     check_tenant(made, tenant)
     result = made.search.search(tenant, text, limit=limit, timeout=made.settings.search_timeout)
+    emit(
+        events.SEARCH_ANSWERED,
+        target=made.spec.target_id,
+        partial=result.partial,
+        hits=len(result.hits),
+        seconds=result.took_ms / 1000,
+    )
     return {"tenant": tenant, "text": text, **asdict(result)}

@@ -23,8 +23,7 @@ def tick(self: Task) -> None:
     """Say which tick ran."""
     headers = self.request.headers or {}
     record(
-        "event",
-        event="smoke.ran",
+        "ran",
         task_id=self.request.id,
         fire_time=headers.get("fencebeat_fire_time"),
         token=headers.get("fencebeat_token"),

@@ -157,10 +157,10 @@ def _judge(stage: Stage) -> None:
     stage.expect("having at least three terms", len({r["token"] for r in decided if "token" in r}) > 3, decided[-3:])
 
     def ran() -> bool:
-        return {line["fire_time"] for line in stage.events("smoke.ran")} >= set(times)
+        return {line["fire_time"] for line in stage.runs()} >= set(times)
 
     stage.wait("running every emitted tick", ran, at_most=20)
-    runs: Counter[Any] = Counter(line["fire_time"] for line in stage.events("smoke.ran"))
+    runs: Counter[Any] = Counter(line["fire_time"] for line in stage.runs())
     twice = [time for time, count in runs.items() if count > 1]
     stage.expect("running each tick once", not twice, twice[:5])
     stage.facts["ticks"] = len(times)

@@ -244,6 +244,10 @@ class Stage:
         lines = history.read(self.folder / "history.jsonl")
         return [line for line in lines if line["kind"] == "event" and line.get("event") == name]
 
+    def runs(self) -> list[dict[str, Any]]:
+        """The lines that the ticking task has written so far, one for each run."""
+        return [line for line in history.read(self.folder / "history.jsonl") if line["kind"] == "ran"]
+
     def audit(self, entry: str | None, **changes: str) -> list[dict[str, str]]:
         """The scheduler's decisions about one entry, or those about none, oldest first."""
         connected, keys = self.redis(**changes)

@@ -1,5 +1,6 @@
 """The catalogue is public: its rules hold, its page is current, and nothing is emitted that it does not state."""
 
+import ast
 import json
 from pathlib import Path
 
@@ -87,3 +88,37 @@ def test_each_event_reaches_the_history_with_exactly_its_facts(event, tmp_path):
     assert line["event"] == event.name
     assert {name: line[name] for name in event.facts} == facts
     assert json.dumps(line)
+
+
+def calls(packages, name):
+    """Every call of `name` in the source of these packages, as syntax."""
+    for package in packages:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == name:
+                    yield node
+
+
+def test_the_scheduler_writes_exactly_the_events_that_the_catalogue_states():
+    """The library may not import the catalogue, so its calls are read as text."""
+    written = {}
+    for call in calls(["beat/src"], "record"):
+        if isinstance(call.args[0], ast.Constant) and call.args[0].value == "event":
+            facts = {word.arg: word.value for word in call.keywords}
+            name = facts.pop("event").value
+            written[name] = set(facts)
+
+    assert written == {name: set(event.facts) for name, event in CATALOGUE.items() if event.by == "beat"}
+
+
+def test_every_event_of_the_application_is_emitted_somewhere():
+    used = {
+        getattr(node, "attr", getattr(node, "id", ""))
+        for package in ("index", "control", "tasks", "ops")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute | ast.Name)
+    }
+    defined = {name for name, value in vars(events).items() if isinstance(value, Event) and value.by != "beat"}
+
+    assert defined - used == set()
