@@ -60,11 +60,13 @@ def application() -> Iterator["Services"]:
     """
     import psycopg  # noqa: PLC0415 - only where a store is asked
 
+    from config import metrics  # noqa: PLC0415 - see above
     from config.settings import redacted, settings  # noqa: PLC0415 - see above
     from ops.errors import LedgerMissing  # noqa: PLC0415 - see above
     from tasks.wiring import services  # noqa: PLC0415 - imports the drivers of every store
 
     quiet_logs()
+    metrics.count_nothing()
     wired = services()
     try:
         yield wired

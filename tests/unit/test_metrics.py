@@ -36,6 +36,14 @@ observe("search.answered", labels={"target": "t"}, measures={})
 """
 
 
+COMMAND = """
+from config.metrics import count_malformed, count_nothing, observe
+count_nothing()
+observe("search.answered", labels={"target": "t"}, measures={"seconds": 1.0})
+count_malformed("search.answered")
+"""
+
+
 def run(code, folder):
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -81,3 +89,10 @@ def test_counts_are_shared_although_somebody_imported_the_client_before_us(tmp_p
 
     assert done.returncode == 0, done.stderr
     assert 'fencebeat_search_answered_total{target="t"} 1.0' in shown(tmp_path)
+
+
+def test_a_command_leaves_no_file_behind(tmp_path):
+    done = run(COMMAND, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("*")) == []
