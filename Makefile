@@ -43,7 +43,7 @@ lint: install-dev ## Style, types, import rules, docstrings, spelling
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/deptry .
-	@$(BIN)/interrogate --quiet beat/src tasks control index ops config
+	@$(BIN)/interrogate --quiet --config pyproject.toml beat/src tasks control index ops config
 	@$(BIN)/codespell
 
 format: install-dev ## Let ruff format and fix what it can

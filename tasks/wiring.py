@@ -8,7 +8,6 @@ from functools import cached_property
 from hashlib import blake2b
 
 import redis
-from index.pipeline import DocumentPipeline
 from psycopg_pool import ConnectionPool
 
 from config.settings import Settings, settings
@@ -28,6 +27,7 @@ from index.embedding.weights import ModelCard, card_of, model_folder
 from index.errors import EmbedderRubbish, TargetLost
 from index.ledger import Ledger, open_pool
 from index.model import TargetSpec
+from index.pipeline import DocumentPipeline
 from index.ports import Source, Target
 from index.protocol import Indexer
 from index.search import Search
