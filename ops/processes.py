@@ -4,6 +4,7 @@ A test holds the three together: a process that runs here runs there, with the s
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,3 +63,21 @@ def environment(state_dir: Path, given: Mapping[str, str] = os.environ) -> dict[
     if (checkout / "pyproject.toml").exists():  # the processes work in the state folder and must find the packages
         environ["PYTHONPATH"] = os.pathsep.join([str(checkout), *filter(None, [given.get("PYTHONPATH")])])
     return environ
+
+
+def write_environment(path: Path, environ: Mapping[str, str], given: Mapping[str, str]) -> None:
+    """Write what was chosen here (addresses, settings) for the shell of another terminal: `. .fencebeat/env`.
+
+    What stands in `given` is left out: that terminal has it too, or it is a secret that belongs nowhere else.
+    """
+    lines = [
+        f"export {name}={shlex.quote(value)}\n"
+        for name, value in sorted(environ.items())
+        if name in _ADDRESSES or (name.startswith("FENCEBEAT_") and name != "FENCEBEAT_HISTORY")
+        if given.get(name) != value
+    ]
+    path.touch(mode=0o600)
+    path.write_text("".join(lines))
+
+
+_ADDRESSES = ("REDIS_URL", "POSTGRES_URL", "OPENSEARCH_URL", "ETCD_URL", "EMBEDDER_URL")

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from config.settings import SourceConfig, settings
 from fencebeat.clock import system_clock
-from ops.processes import PROCESSES, environment
+from ops.processes import PROCESSES, environment, write_environment
 from ops.services import Services
 from ops.services.errors import CorpusMissing, IndexDiffers, StateBusy
 from ops.services.launch import SOCKET_LIMIT, free_ports, shared_root
@@ -55,6 +55,7 @@ def up(
     once: bool = False,
     as_json: bool = False,
     state_dir: Path | None = None,
+    with_parent: bool = False,
     given: Mapping[str, str] = os.environ,
 ) -> int:
     """Run everything; returns an exit code (0: stopped as asked, or equal with `once`).
@@ -64,6 +65,7 @@ def up(
         once: end as soon as the index equals its sources.
         as_json: facts as JSON lines on standard output; sentences go to standard error either way of looking at them.
         state_dir: data, logs and sockets; None: FENCEBEAT_STATE_DIR, else .fencebeat here.
+        with_parent: stop in order when the process that started this one is gone, also by SIGKILL.
         given: the environment; addresses in it are used instead of servers of our own.
 
     Raises:
@@ -78,6 +80,8 @@ def up(
         stack.enter_context(_locked(folder))
         try:
             with _interruptible(console):
+                if with_parent:
+                    _follow_parent()
                 run = _Run(folder=folder, corpus=chosen, given=given, console=console, as_json=as_json, began=began)
                 stack.callback(run.stop)
                 run.start()
@@ -100,7 +104,8 @@ class _Run:
         as_json: bool,
         began: float,
     ) -> None:
-        self._folder, self._corpus, self._given, self._console = folder, corpus, given, console
+        self._folder, self._corpus, self._console = folder, corpus, console
+        self._given = dict(given)  # as it was: our own environment is changed below
         self._as_json, self._began = as_json, began
         self._clock = system_clock()
         self._supervisor = Supervisor(self._say)
@@ -123,8 +128,10 @@ class _Run:
         addresses = {
             name: f"http://127.0.0.1:{self._environ[f'FENCEBEAT_{name.upper()}_PORT']}" for name in ("page", "flower")
         }
+        write_environment(self._folder / "env", self._environ, self._given)
         self._fact("started", state_dir=str(self._folder), **addresses)
         self._say(f"Status page {addresses['page']}  Flower {addresses['flower']}  logs {self._folder / 'logs'}")
+        self._say(f"Commands in another terminal need these addresses: . {self._folder / 'env'}")
 
     def follow(self, once: bool) -> None:
         """Tell the progress until the index equals its sources, then stay or return. Raises what `up` raises."""
@@ -169,6 +176,7 @@ class _Run:
         for each in (signal.SIGINT, signal.SIGTERM):  # nothing may disturb this
             signal.signal(each, signal.SIG_IGN)
         self._supervisor.release()
+        (self._folder / "env").unlink(missing_ok=True)
         if self._services is not None:
             if "tasks.wiring" in sys.modules:
                 from tasks.wiring import services  # noqa: PLC0415 - only what was imported has connections
@@ -310,6 +318,18 @@ def _interruptible(console: Console) -> Iterator[None]:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, asked)
     yield
+
+
+def _follow_parent() -> None:
+    """Ask ourselves to stop once our parent has gone: a killed `make` does not tell its children."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            threading.Event().wait(LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 @contextmanager

@@ -78,6 +78,25 @@ def _up(*args):
 
 
 @pytest.mark.timeout(300)
+def test_a_killed_make_leaves_no_process(corpus, state, environ):
+    """As `make run` starts it: make dies of SIGKILL and cannot tell its child."""
+    makefile = state.parent / "Makefile"
+    makefile.write_text(f"run:\n\t@exec {FENCEBEAT} up --json --with-parent --corpus {corpus} --state-dir {state}\n")
+    with (state.parent / "said").open("ab") as said:
+        argv = ["make", "-f", makefile, "run"]
+        make = subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=said)
+        try:
+            assert json.loads(make.stdout.readline())["fact"] == "started", (state.parent / "said").read_text()
+            everyone = family(make.pid)
+            assert len(everyone) > len(NAMES)
+        finally:
+            make.kill()
+            make.wait(10)
+            make.stdout.close()
+    wait_until_gone(everyone, at_most=90)
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_however_it_ends_no_process_stays(corpus, state, environ, number):
     with _up(corpus, state, environ) as run:
@@ -101,6 +120,23 @@ def test_a_killed_process_is_started_again(corpus, state, environ):
         everyone = run.everyone()
         said = until(lambda: "flower ended with code -9; again in" in (state.parent / "said").read_text())
         assert said
+    wait_until_gone(everyone, at_most=90)
+
+
+@pytest.mark.timeout(300)
+def test_commands_in_another_terminal_find_its_servers(corpus, state, environ):
+    with _up(corpus, state, environ) as run:
+        assert run.fact()["fact"] == "started", (state.parent / "said").read_text()
+        assert (state / "env").stat().st_mode & 0o777 == 0o600
+        argv = ["sh", "-c", f". {state}/env; {FENCEBEAT} status --json"]
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        status = json.loads(done.stdout)
+        assert status["ledger_answered"], done.stdout
+        assert [source["source_id"] for source in status["sources"]] in ([], ["notes"])
+        everyone = run.everyone()
+        run.process.send_signal(signal.SIGTERM)
+        assert run.process.wait(120) == 0
+        assert not (state / "env").exists()
     wait_until_gone(everyone, at_most=90)
 
 
