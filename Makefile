@@ -32,7 +32,7 @@ install: $(BIN)/.run ## Install what the application needs, into .venv
 install-dev: $(BIN)/.dev ## The same and the tools for tests and checks
 
 run: install ## Run the main job here: make run [CORPUS=folder] [ONCE=1]
-	@exec $(BIN)/fencebeat up $(if $(CORPUS),--corpus "$(CORPUS)") $(if $(ONCE),--once)
+	@exec $(BIN)/fencebeat up --with-parent $(if $(CORPUS),--corpus "$(CORPUS)") $(if $(ONCE),--once)
 
 test: install-dev ## Run all tests on real servers: make test [ARGS="-k fence"]
 	@$(BIN)/python -m pytest $(ARGS)

@@ -34,13 +34,17 @@ def up(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End as soon as the index equals its sources.")] = False,
     state_dir: Annotated[Path | None, typer.Option(help="Data, logs, sockets; else .fencebeat here.")] = None,
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", help="End when the process that started this one is gone.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run everything on this machine: servers, beats, worker, embedder, page; index a folder and answer a search."""
     from ops.up import up as run_everything  # noqa: PLC0415 - see ops.cli
 
     quiet_logs()
-    raise typer.Exit(run_everything(corpus, once=once, as_json=as_json, state_dir=state_dir))
+    code = run_everything(corpus, once=once, as_json=as_json, state_dir=state_dir, with_parent=with_parent)
+    raise typer.Exit(code)
 
 
 def embedder() -> None:
