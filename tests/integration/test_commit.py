@@ -196,8 +196,9 @@ def test_a_store_without_a_generation_is_unknown_and_nothing_is_decided(fence, b
     assert fence.everything() == before
 
 
-@pytest.mark.parametrize(("generation", "age"), [(4, 0), (5, 3), (None, 0)])
+@pytest.mark.parametrize(("generation", "age"), [(4, 0), (5, 3), (5, -3600), (None, 0)])
 def test_flags_that_are_older_than_the_sender_knows_or_not_renewed_are_unknown(fence, base, generation, age) -> None:
+    """A negative age: the server's clock was set back since the renewal, which `read_flags` calls old as well."""
     entry = fence.entry(mark=base)
     fence.client.hset(fence.keys.flags, mapping={"renewed": fence.now() - age * SECOND})
     if generation is not None:

@@ -11,6 +11,7 @@
 -- {floor, text} for a floor that no clock can explain; {unusable, key, text} for a record that cannot be read.
 -- Order: all checks, types and numbers included, then all writes. Redis does not undo a script that fails half way.
 
+local KEEP = 100000 -- most audit records, about; `store.AUDIT_LENGTH`
 local nonce, holder, lease, floor = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local DAY, LIMIT = 86400 * 1000000, 9007199254740992
 
@@ -58,5 +59,6 @@ redis.call('SET', KEYS[1], nonce, 'PX', lease) -- first, because it needs memory
 redis.call('HSET', KEYS[3], 'token', token, 'nonce', nonce, 'holder', holder,
   'since', string.format('%.0f', now), 'lease', string.format('%.0f', lease))
 redis.call('DEL', KEYS[2]) -- what an earlier release left would wake waiters for nothing
-redis.call('XADD', KEYS[4], '*', 'outcome', 'elected', 'token', token, 'nonce', nonce, 'holder', holder)
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', KEEP, '*', 'outcome', 'elected', 'token', token, 'nonce', nonce,
+  'holder', holder)
 return {'elected', token}

@@ -111,7 +111,8 @@ end
 if seen ~= '' then
   local copy = redis.call('HMGET', flags, 'generation', 'renewed')
   local generation, renewed = tonumber(copy[1] or ''), tonumber(copy[2] or '')
-  if not generation or not renewed or generation < tonumber(seen) or renewed < now - FRESH then
+  -- A renewal that lies ahead (the server's clock was set back) is as doubtful as an old one: nobody knows its age.
+  if not generation or not renewed or generation < tonumber(seen) or math.abs(now - renewed) > FRESH then
     return {'unknown', flags}
   end
 end

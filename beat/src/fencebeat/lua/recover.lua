@@ -15,6 +15,7 @@
 -- {gap} where something was lost, which is recorded; {unusable, key, text}. Only in the third and fourth case
 -- something changed. A record that has its generation stays as it is; an entry left without a mark counts as new.
 
+local KEEP = 100000 -- most audit records, about; `store.AUDIT_LENGTH`
 local token, nonce = ARGV[1], ARGV[2]
 for i, want in ipairs({'string', 'hash', 'hash', 'hash', 'hash', 'stream'}) do
   local kind = redis.call('TYPE', KEYS[i]).ok
@@ -86,7 +87,8 @@ end
 if not flags.known then redis.call('HSET', flags.key, 'renewed', now) end
 local outcome = (ARGV[4] == '1' or known > 0) and 'gap' or 'first'
 if outcome == 'gap' then
-  redis.call('XADD', KEYS[6], '*', 'outcome', 'gap', 'token', token, 'until', now, 'reason', 'the store lost its past')
+  redis.call('XADD', KEYS[6], 'MAXLEN', '~', KEEP, '*', 'outcome', 'gap', 'token', token, 'until', now,
+    'reason', 'the store lost its past')
 end
 for i, record in ipairs(records) do -- the generations last
   if not record.known then redis.call('HSET', record.key, 'generation', generation[i]) end

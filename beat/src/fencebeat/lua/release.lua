@@ -9,6 +9,7 @@
 -- ARGV  token, nonce, how many to wake (0: nobody), ms for which a signal is kept
 -- Returns {resigned}, or {refused}; then nothing changed.
 
+local KEEP = 100000 -- most audit records, about; `store.AUDIT_LENGTH`
 for i, want in ipairs({'string', 'list', 'hash', 'stream'}) do
   local kind = redis.call('TYPE', KEYS[i]).ok
   if kind ~= want and not (kind == 'none' and (want == 'list' or want == 'stream')) then
@@ -30,5 +31,5 @@ for _ = 1, waiters do
   redis.call('LPUSH', KEYS[2], '1') -- one element wakes one waiter, and a frozen one may swallow it
 end
 if waiters > 0 then redis.call('PEXPIRE', KEYS[2], keep) end
-redis.call('XADD', KEYS[4], '*', 'outcome', 'resigned', 'token', ARGV[1], 'nonce', ARGV[2])
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', KEEP, '*', 'outcome', 'resigned', 'token', ARGV[1], 'nonce', ARGV[2])
 return {'resigned'}

@@ -9,6 +9,7 @@
 -- Returns {sealed}, also when asked again by the same term; {refused, highest number known} when the token is not
 -- above the sealed one and the floor; {floor, text} for a floor that no clock can explain; {unusable, key, text}.
 
+local KEEP = 100000 -- most audit records, about; `store.AUDIT_LENGTH`
 local DAY, LIMIT = 86400 * 1000000, 9007199254740992
 for i, want in ipairs({'hash', 'stream', 'list'}) do
   local kind = redis.call('TYPE', KEYS[i]).ok
@@ -35,6 +36,6 @@ end
 redis.call('HSET', KEYS[1], 'token', string.format('%.0f', token), 'nonce', ARGV[2], 'holder', ARGV[3],
   'since', string.format('%.0f', now), 'lease', string.format('%.0f', lease))
 redis.call('DEL', KEYS[3])
-redis.call('XADD', KEYS[2], '*', 'outcome', 'elected', 'token', string.format('%.0f', token), 'nonce', ARGV[2],
-  'holder', ARGV[3])
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', KEEP, '*', 'outcome', 'elected', 'token', string.format('%.0f', token),
+  'nonce', ARGV[2], 'holder', ARGV[3])
 return {'sealed'}
