@@ -18,6 +18,9 @@ from ops.status import Problem
 ROOT = Path(__file__).parents[2]
 
 HEAVY = (
+    "celery",
+    "redis",
+    "kombu",
     "numpy",
     "torch",
     "sentence_transformers",
@@ -40,11 +43,24 @@ def command():
     return typer.main.get_command(app)
 
 
-def test_adding_the_commands_loads_nothing_heavy():
+@pytest.mark.parametrize(
+    ("argv", "shows"),
+    [
+        (["--help"], "explain"),
+        (["--help"], "doctor"),
+        (["explain", "--help"], "Fire time"),
+        (["schedule", "list", "--help"], "--json"),
+        (["up", "--help"], "--corpus"),
+    ],
+)
+def test_help_loads_nothing_heavy_of_the_library_or_the_application(argv, shows):
+    """Celery and redis alone cost more than a second. Both halves: the library's own commands and the application's."""
     code = f"""
-import sys, typer
-from ops.cli import register
-register(typer.Typer())
+import contextlib, io, sys
+from fencebeat.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    main({argv!r})
+assert {shows!r} in out.getvalue(), out.getvalue()
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
     done = subprocess.run(

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from celery import Celery
-from celery.app.utils import find_app
 from rich.console import Console
 
-from fencebeat.configuration import Configuration
-from fencebeat.entries import Entry, read_schedule
 from fencebeat.errors import NoApplication
-from fencebeat.store import Store
+
+if TYPE_CHECKING:  # with Celery and redis a second and more: `fencebeat --help` asks neither
+    from celery import Celery
+
+    from fencebeat.configuration import Configuration
+    from fencebeat.entries import Entry
+    from fencebeat.store import Store
 
 TIMEOUT = 2.0
 """Seconds for each call of a command."""
@@ -55,8 +57,10 @@ class App:
 
     name: str
 
-    def load(self) -> Celery:
+    def load(self) -> "Celery":
         """Import it as `celery -A` does. Raises NoApplication with the reason."""
+        from celery.app.utils import find_app  # noqa: PLC0415 - slow: see the top
+
         if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - sys.path holds text
             sys.path.insert(0, here)
         try:
@@ -69,10 +73,10 @@ class App:
 class Asked:
     """What a command needs: the configuration, the entries of the schedule, and the store."""
 
-    configuration: Configuration
-    entries: dict[str, Entry]
+    configuration: "Configuration"
+    entries: "dict[str, Entry]"
     unusable: dict[str, str]  # entry -> why it cannot be scheduled
-    store: Store
+    store: "Store"
 
     @property
     def in_redis(self) -> bool:
@@ -83,6 +87,10 @@ class Asked:
 @contextmanager
 def asked(context: typer.Context) -> Iterator[Asked]:
     """The application that `-A` names and its store, for one command. Raises NoApplication, ImpossibleConfiguration."""
+    from fencebeat.configuration import Configuration  # noqa: PLC0415 - slow: see the top
+    from fencebeat.entries import read_schedule  # noqa: PLC0415 - the same
+    from fencebeat.store import Store  # noqa: PLC0415 - the same
+
     app = context.find_object(App) or App("tasks")
     celery = app.load()
     configuration = Configuration.of(celery)

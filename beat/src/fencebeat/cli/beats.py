@@ -1,7 +1,7 @@
 """The library's commands: leader, schedule, explain. They only read."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -10,11 +10,12 @@ from rich.table import Table
 
 from fencebeat.cli.answers import AsJson, Asked, Exit, answer, asked, examples
 from fencebeat.clock import SystemClock
-from fencebeat.entries import Entry, schedule_digest
 from fencebeat.errors import UnknownEntry
-from fencebeat.explain import explain as explain_tick
 from fencebeat.firetimes import SECOND, next_fire_times
 from fencebeat.ticks import instant
+
+if TYPE_CHECKING:  # imports Celery, which `fencebeat --help` must not
+    from fencebeat.entries import Entry
 
 
 def add(app: typer.Typer) -> None:
@@ -31,6 +32,8 @@ def add(app: typer.Typer) -> None:
 
 def show(context: typer.Context, as_json: AsJson = False) -> None:
     """Show the term in force: its token, its holder, since when. Exit code 3 when nobody leads."""
+    from fencebeat.entries import schedule_digest  # noqa: PLC0415 - imports Celery
+
     with asked(context) as given:
         record = given.store.term()
         leads = _in_force(given, record)
@@ -102,7 +105,7 @@ def list_entries(context: typer.Context, as_json: AsJson = False) -> None:
     answer(rows, as_json, text)
 
 
-def _row(entry: Entry, stored: dict[str, Any] | None, mark: int | None, now: int) -> dict[str, Any]:
+def _row(entry: "Entry", stored: dict[str, Any] | None, mark: int | None, now: int) -> dict[str, Any]:
     following = entry.next_after(now)
     problem = None
     if stored is None:
@@ -144,7 +147,7 @@ def next_times(
     answer(data, as_json, text)
 
 
-def _local(at: int, entry: Entry) -> str:
+def _local(at: int, entry: "Entry") -> str:
     return datetime.fromtimestamp(at // SECOND, UTC).astimezone(entry.zone).isoformat()
 
 
@@ -155,6 +158,8 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Tell what became of one tick: emitted by whom, under which token, as which message; or why not."""
+    from fencebeat.explain import explain as explain_tick  # noqa: PLC0415 - imports redis
+
     fire_time = _instant(time)
     with asked(context) as given:
         story = explain_tick(given.store, given.configuration.namespace, given.entries, entry, fire_time)
