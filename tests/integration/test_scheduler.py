@@ -72,11 +72,11 @@ def test_f02_none_of_300_messages_of_a_leader_frozen_before_its_commit_is_accept
     assert first.stop() == 0
 
 
-@pytest.mark.parametrize("edge", ["before", "after"])
+@pytest.mark.parametrize("step", ["beat.commit.before", "beat.commit.after"])
 def test_f03_s21_a_leader_killed_beside_its_commit_leaves_each_tick_queued_once(
-    cluster, client, namespace, edge
+    cluster, client, namespace, step
 ) -> None:
-    first = cluster.start_beat(failpoints=f"beat.commit.{edge}=kill@3")
+    first = cluster.start_beat(failpoints=f"{step}=kill@3")
     assert first.process.wait(30) == -signal.SIGKILL
     second = cluster.start_beat()
     second.wait_for(committed, 20)

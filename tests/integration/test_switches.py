@@ -13,6 +13,7 @@ from fencebeat.clock import ManualClock, SystemClock
 from fencebeat.connection import Broker
 from fencebeat.effects import AuditRecord
 from fencebeat.errors import Refused
+from fencebeat.failpoints import arm
 from fencebeat.flags import FlagKeeper
 from tests.support.ledgers import claim, commit, execute, ledger_at, mark
 
@@ -36,6 +37,14 @@ def redis_keys(redis_url, namespace):
     client = broker.client(2.0)
     yield client, broker.keys(namespace)
     client.close()
+
+
+@pytest.fixture
+def armed(monkeypatch):
+    """Arms failpoints for this test."""
+    monkeypatch.setenv("FENCEBEAT_TESTING", "1")
+    yield arm
+    arm("")
 
 
 def stop(board, scope="all", level="write", **more):
@@ -170,6 +179,31 @@ def test_bad_scopes_levels_and_empty_reasons_are_refused(board):
     assert board.audit() == []
 
 
+def test_a_switch_that_failed_before_its_commit_changed_nothing(ledger, board, armed):
+    mark(ledger, "a")
+    (attempt,) = claim(ledger)
+    before = board.generation()
+    armed("switch.apply.before=raise:ConnectionError")
+    with pytest.raises(ConnectionError):
+        stop(board)
+    assert (board.status(), board.audit(), board.generation()) == ([], [], before)
+    assert commit(ledger, attempt, ["x"]) == "committed"
+
+
+def test_a_switch_whose_answer_was_lost_is_in_force_and_audited(ledger, board, armed):
+    mark(ledger, "a")
+    (attempt,) = claim(ledger)
+    armed("switch.apply.after=raise:ConnectionError@1")
+    with pytest.raises(ConnectionError):
+        stop(board)
+    (switch,) = board.status()
+    assert (switch.scope, switch.level) == ("all", "write")
+    assert commit(ledger, attempt, ["x"]) == "stopped"
+    stop(board)  # whoever saw the error tries again
+    assert [switch.scope for switch in board.status()] == ["all"]
+    assert [(change["before"], change["after"]) for change in board.audit()] == [("write", "write"), ("run", "write")]
+
+
 class TestReading:
     """What a worker believes, and for how long."""
 
@@ -212,6 +246,21 @@ class TestReading:
             reader = self.reader(board, redis_keys, clock)
             assert not reader.permits("write", ("all",))
             assert reader.known().origin == "postgres"
+
+    @pytest.mark.parametrize("edge", ["switch.read.before", "switch.read.after"])
+    def test_a_read_that_fails_permits_nothing_and_keeps_nothing(
+        self, board, redis_keys, clock, keeper, *, armed, edge
+    ):
+        keeper.seed()
+        reader = self.reader(board, redis_keys, clock)
+        assert reader.permits("write", ("all",))
+        clock.advance(0.3)  # the answer may not be used again
+        stop(board)
+        keeper.seed()
+        armed(f"{edge}=raise:ConnectionError@1")
+        with pytest.raises(ConnectionError):
+            reader.permits("write", ("all",))
+        assert not reader.permits("write", ("all",))
 
     def test_an_old_copy_is_not_believed(self, board, redis_keys, clock, keeper):
         client, keys = redis_keys

@@ -23,7 +23,6 @@ from fencebeat.history import record
 
 STEPS = {
     "beat": ("acquire", "renew", "recover", "commit", "resign"),
-    "task": ("claim",),
     "index": ("acquire", "read", "chunk", "embed", "stage", "write", "refresh", "commit", "collect", "purge"),
     "switch": ("read", "apply"),
 }
