@@ -269,6 +269,14 @@ DOCTOR_FINISHED = Event(
     labels=("target",),
 )
 
+TASK_REFUSED = Event(
+    "task.refused",
+    when="a task did not start, because a switch stops its queue or everything, or nobody could tell",
+    attributes=("task", "queue"),
+    labels=("task", "queue"),
+    level="warning",
+)
+
 
 def table() -> str:
     """The catalogue as a Markdown page."""

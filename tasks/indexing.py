@@ -4,7 +4,9 @@ from typing import Any
 
 from celery import Task
 
+from fencebeat.scripts import asking
 from index.ledger import Progress
+from tasks.base import WakeUp
 from tasks.celery import app
 from tasks.wiring import services
 
@@ -13,19 +15,23 @@ WAKE_UPS = 8  # chains of batches begun at once; more would only wait in the que
 
 
 def wake_up(progress: Progress) -> int:
-    """Send as many wake-ups as there is claimable work for; returns how many."""
-    wanted = -(-max(progress.dirty - progress.claimed, 0) // services().settings.claim_batch)
-    count = min(wanted, WAKE_UPS)
+    """Send wake-ups for claimable work, unless enough of them wait in the queue already; returns how many."""
+    made = services()
+    wanted = -(-max(progress.dirty - progress.claimed, 0) // made.settings.claim_batch)
+    with asking(made.redis):
+        waiting = int(made.redis.llen(f"{made.keys.prefix}{app.conf.task_default_queue}"))
+    count = max(min(wanted, WAKE_UPS) - waiting, 0)
     for _ in range(count):
         index_documents.apply_async(expires=EXPIRES)
     return count
 
 
-@app.task(name="tasks.sync_source")
+@app.task(name="tasks.sync_source", base=WakeUp)
 def sync_source(name: str, approve: bool = False) -> dict[str, Any]:
     """List a source, mark what differs, and wake workers."""
     made = services()
-    if not made.reader.permits("start", ("all", f"source:{name}")):
+    tenant = made.source(name).tenant_id
+    if not made.reader.permits("start", (f"tenant:{tenant}", f"source:{tenant}/{name}")):
         return {"stopped": True}
     report = made.sync(name, approve=approve)
     if report.marked or report.absent:
@@ -33,7 +39,7 @@ def sync_source(name: str, approve: bool = False) -> dict[str, Any]:
     return report.as_dict()
 
 
-@app.task(name="tasks.index_documents", bind=True)
+@app.task(name="tasks.index_documents", base=WakeUp, bind=True)
 def index_documents(self: Task) -> dict[str, int]:
     """Claim one batch, bring it to an end, bury what it left, and go on while there is work."""
     made = services()
@@ -44,10 +50,8 @@ def index_documents(self: Task) -> dict[str, int]:
     return {str(outcome): count for outcome, count in report.outcomes.items()}
 
 
-@app.task(name="tasks.sweep")
+@app.task(name="tasks.sweep", base=WakeUp)
 def sweep() -> int:
     """Find dirty documents that no message announces any more, and wake workers for them."""
     made = services()
-    if not made.reader.permits("start", ("all",)):
-        return 0
     return wake_up(made.ledger.progress(made.spec.target_id))
