@@ -29,10 +29,19 @@ class LedgerEffects:
         """Generation and stops in force; a stop whose time is over is recorded on the way."""
         return self._board.flags()
 
+    def last_copied(self) -> str:
+        """Id of the newest record of the copied audit; empty where there is none."""
+        with connection(self._pool) as conn:
+            row = conn.execute("SELECT max(stream_id) FROM tick_audit").fetchone()
+        return str(row[0]) if row and row[0] is not None else ""
+
     def copy_audit(self, records: Sequence[AuditRecord]) -> None:
         """Keep these records and raise the marks they show; the same record twice changes nothing."""
+        kept = [Jsonb({name: _storable(value) for name, value in record.fields.items()}) for record in records]
         with connection(self._pool) as conn:
-            conn.execute(
-                "SELECT copy_audit(%s, %s)",
-                ([record.id for record in records], [Jsonb(dict(record.fields)) for record in records]),
-            )
+            conn.execute("SELECT copy_audit(%s, %s)", ([record.id for record in records], kept))
+
+
+def _storable(text: str) -> str:
+    """JSON in Postgres has no NUL: one rubbish value would keep every later record from being copied."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")

@@ -29,6 +29,9 @@ class Effects:
     def flags(self):
         return self._answer((self.generation, dict(self.stops)))
 
+    def last_copied(self):
+        return self._answer("")
+
     def copy_audit(self, records):
         self._answer(records)
 

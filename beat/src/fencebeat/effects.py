@@ -63,6 +63,10 @@ class EffectStore(Protocol):
         """The generation, which only grows, and every flag in force, by scope."""
         ...
 
+    def last_copied(self) -> str:
+        """Id of a record that is kept, best the newest, so that copying can go on there; empty where there is none."""
+        ...
+
     def copy_audit(self, records: Sequence[AuditRecord]) -> None:
         """Keep these records. The same record may come twice: `id` tells."""
         ...

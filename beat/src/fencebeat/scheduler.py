@@ -25,6 +25,7 @@ from fencebeat import failpoints
 from fencebeat.clock import system_clock
 from fencebeat.configuration import Configuration
 from fencebeat.connection import clock_refusal, examine
+from fencebeat.copying import AuditCopier
 from fencebeat.elector import Elector, State
 from fencebeat.entries import Entry, read_schedule
 from fencebeat.errors import (
@@ -118,7 +119,7 @@ class Scheduler(beat.Scheduler):
 
 
 class Election:
-    """One started scheduler: the elector, the flags' keeper, the rounds, and the mail that ends a wait."""
+    """One started scheduler: the elector, what keeps the flags and copies the audit, the rounds, the mail."""
 
     def __init__(self, app: Celery, configuration: Configuration, entries: dict[str, Entry]) -> None:
         self._clock = system_clock()
@@ -134,6 +135,9 @@ class Election:
         self._permits = broker.client(timing.call_timeout, name="fencebeat-permit")
         self.keeper = (
             FlagKeeper(effects, broker.client(timing.call_timeout, name="fencebeat-flags"), keys) if effects else None
+        )
+        self.copier = (
+            AuditCopier(effects, broker.client(timing.call_timeout, name="fencebeat-audit"), keys) if effects else None
         )
         recovering = broker.client(timing.call_timeout, name="fencebeat-recover")
         self.elector = Elector(
@@ -167,6 +171,8 @@ class Election:
         """Start the threads. The campaign begins with the first turn."""
         if self.keeper is not None:
             self.keeper.start()
+        if self.copier is not None:
+            self.copier.start()
         self.elector.start()
 
     def turn(self) -> None:

@@ -1,7 +1,7 @@
 -- The copy of the scheduler's audit stream: what survives when Redis forgets.
 
 -- name: copy_audit
--- Keep audit records, raise the marks of the entries they name and the floor of the token. The same record twice changes nothing.
+-- Keep audit records, raise the marks of the entries they name and the floor of the token. The same record twice changes nothing: every beat copies.
 CREATE OR REPLACE FUNCTION copy_audit(p_ids text[], p_records jsonb[]) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   v_copied bigint;
@@ -14,7 +14,7 @@ BEGIN
     FROM unnest(p_records) AS r(record)
    WHERE r.record ? 'entry' AND r.record->>'fire_time' ~ '^[0-9]+$'
    GROUP BY 1 ORDER BY 1
-  ON CONFLICT (entry) DO UPDATE SET fire_time = greatest(m.fire_time, excluded.fire_time);
+  ON CONFLICT (entry) DO UPDATE SET fire_time = excluded.fire_time WHERE m.fire_time < excluded.fire_time;
   UPDATE token_floor f SET token = n.newest
     FROM (SELECT max((r.record->>'token')::bigint) AS newest FROM unnest(p_records) AS r(record)
            WHERE r.record->>'token' ~ '^[0-9]+$') AS n
