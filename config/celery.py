@@ -18,6 +18,7 @@ broker_transport_options = {
 task_serializer = "json"
 accept_content = ["json"]
 task_ignore_result = True
+result_expires = None  # there are no results, so Celery needs no daily clean-up of them
 task_default_queue = _configured.namespace
 task_time_limit = 900  # a hung pool child is replaced; its claims lapse and are taken over
 task_track_started = True

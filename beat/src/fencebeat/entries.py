@@ -19,7 +19,9 @@ from functools import cached_property
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from celery.beat import BeatLazyFunc
+from celery import Celery
+from celery.beat import BeatLazyFunc, ScheduleEntry
+from celery.beat import Scheduler as CeleryScheduler
 from celery.schedules import crontab, schedule
 from kombu.utils.json import dumps
 
@@ -191,6 +193,18 @@ def _anchor(start: Any) -> int:
     if not isinstance(start, datetime) or start.tzinfo is None:
         raise ValueError("`start` must be a datetime with a time zone.")
     return round(start.timestamp() * SECOND)
+
+
+def lines_of(app: Celery) -> dict[str, Mapping[str, Any]]:
+    """`beat_schedule` of an application, with the entries that Celery adds itself (clean-up of a result backend)."""
+    celery_own = CeleryScheduler(app, lazy=True)
+    celery_own.install_default_entries(celery_own.data)
+    own = app.conf.beat_schedule
+    return {**{name: _line(entry) for name, entry in celery_own.data.items() if name not in own}, **own}
+
+
+def _line(entry: ScheduleEntry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in ("task", "schedule", "args", "kwargs", "options")}
 
 
 def read_schedule(

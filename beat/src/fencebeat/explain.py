@@ -109,4 +109,4 @@ def _without_decision(
         if refused:
             return "fenced", f"refused under the old token {refused[0]['token']}, and not decided by a newer one yet"
         return "pending", "not decided yet: it is not due, or no beat leads"
-    return "forgotten", "it was decided, but before the oldest record that the audit still has"
+    return "forgotten", "it lies before the oldest record that the audit still has, or before the entry was known"

@@ -27,7 +27,7 @@ from fencebeat.configuration import Configuration
 from fencebeat.connection import clock_refusal, examine
 from fencebeat.copying import AuditCopier
 from fencebeat.elector import Elector, State
-from fencebeat.entries import Entry, read_schedule
+from fencebeat.entries import Entry, lines_of, read_schedule
 from fencebeat.errors import (
     ClockRefused,
     FencebeatError,
@@ -70,10 +70,7 @@ class Scheduler(beat.Scheduler):
         failpoints.arm()
         configuration = Configuration.of(self.app)
         self.app.finalize()  # else `send_task` silently drops a task's time limits
-        super().install_default_entries(self.data)  # checks whether the result backend needs Celery's daily clean-up
-        defaults = {name: _line(entry) for name, entry in self.data.items() if name not in self.app.conf.beat_schedule}
-        lines = {**defaults, **self.app.conf.beat_schedule}
-        entries, refused = read_schedule(lines, zone=configuration.zone, lease=configuration.timing.lease)
+        entries, refused = read_schedule(lines_of(self.app), zone=configuration.zone, lease=configuration.timing.lease)
         if refused:
             raise ImpossibleConfiguration(rules=" ".join(error.what for error in refused))
         self._configuration, self._entries = configuration, entries
@@ -259,14 +256,3 @@ def _refuse_embedded() -> None:
         raise ImpossibleConfiguration(
             rules="fencebeat does not run inside a worker (celery worker -B). Start it apart: celery beat -S fencebeat."
         )
-
-
-def _line(entry: beat.ScheduleEntry) -> dict[str, Any]:
-    """One of Celery's default entries as a line of `beat_schedule`."""
-    return {
-        "task": entry.task,
-        "schedule": entry.schedule,
-        "args": entry.args,
-        "kwargs": entry.kwargs,
-        "options": entry.options,
-    }

@@ -88,15 +88,13 @@ class Asked:
 def asked(context: typer.Context) -> Iterator[Asked]:
     """The application that `-A` names and its store, for one command. Raises NoApplication, ImpossibleConfiguration."""
     from fencebeat.configuration import Configuration  # noqa: PLC0415 - slow: see the top
-    from fencebeat.entries import read_schedule  # noqa: PLC0415 - the same
+    from fencebeat.entries import lines_of, read_schedule  # noqa: PLC0415 - the same
     from fencebeat.store import Store  # noqa: PLC0415 - the same
 
     app = context.find_object(App) or App("tasks")
     celery = app.load()
     configuration = Configuration.of(celery)
-    entries, refused = read_schedule(
-        celery.conf.beat_schedule, zone=configuration.zone, lease=configuration.timing.lease
-    )
+    entries, refused = read_schedule(lines_of(celery), zone=configuration.zone, lease=configuration.timing.lease)
     client = configuration.broker.client(TIMEOUT, name="fencebeat-cli")
     try:
         yield Asked(

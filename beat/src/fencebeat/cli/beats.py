@@ -1,5 +1,6 @@
 """The library's commands: leader, schedule, explain. They only read."""
 
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,8 @@ from fencebeat.ticks import instant
 
 if TYPE_CHECKING:  # imports Celery, which `fencebeat --help` must not
     from fencebeat.entries import Entry
+
+WIDE = 130  # columns from which zone, task and policy are shown, too; `--json` always has them
 
 
 def add(app: typer.Typer) -> None:
@@ -92,17 +95,26 @@ def list_entries(context: typer.Context, as_json: AsJson = False) -> None:
     rows += [{"entry": name, "problem": why} for name, why in sorted(given.unusable.items())]
 
     def text(console: Console) -> None:
-        table = Table(box=None)
-        for heading in ("entry", "schedule", "zone", "task", "catch-up", "last", "next"):
-            table.add_column(heading, overflow="fold", no_wrap=heading in ("last", "next"))
+        headings = ["schedule", "last", "next"]
+        if console.width >= WIDE:
+            headings[1:1] = ["zone", "task", "catchup"]
+        table = Table(box=None, pad_edge=False)
+        table.add_column("entry", overflow="fold")
+        for heading in headings:
+            table.add_column(heading, no_wrap=True)
         for row in rows:
-            facts = [row.get(name) or "-" for name in ("schedule", "zone", "task", "catchup", "last", "next")]
-            table.add_row(escape(row["entry"]), *map(escape, facts))
-            if row.get("problem"):
-                table.add_row("", f"[red]{escape(row['problem'])}[/]")
+            table.add_row(escape(row["entry"]), *(escape(_seconds(row.get(heading) or "-")) for heading in headings))
         console.print(table)
+        for row in rows:
+            if row.get("problem"):
+                console.print(f"[red]{escape(row['entry'])}: {escape(row['problem'])}[/]")
 
     answer(rows, as_json, text)
+
+
+def _seconds(text: str) -> str:
+    """An instant without its fraction, for people."""
+    return re.sub(r"\.\d+Z$", "Z", text)
 
 
 def _row(entry: "Entry", stored: dict[str, Any] | None, mark: int | None, now: int) -> dict[str, Any]:

@@ -89,13 +89,19 @@ class Beat:
 class Cluster:
     """Beats of one namespace that share a history file. Leaving the block ends every process of it.
 
-    settings: of the Celery application, JSON values; see `fencebeat.testing.project`.
+    settings: of the Celery application, JSON values; see `fencebeat.testing.project`. environment: of each process.
     """
 
-    def __init__(self, folder: Path, redis_url: str, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        redis_url: str,
+        settings: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.history = folder, folder / "history.jsonl"
-        self.redis_url, self.settings = redis_url, settings
+        self.redis_url, self.settings, self.environment = redis_url, settings, environment or {}
         self.beats: list[Beat] = []
         self.nemesis = history.History(self.history, "nemesis")
 
@@ -120,6 +126,7 @@ class Cluster:
     def _environment(self, name: str, failpoints: str, more: Mapping[str, str]) -> dict[str, str]:
         return {
             **os.environ,
+            **self.environment,
             "REDIS_URL": self.redis_url,
             "FENCEBEAT_DRIVE": json.dumps(self.settings),
             "FENCEBEAT_TESTING": "1",

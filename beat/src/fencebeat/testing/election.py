@@ -7,7 +7,7 @@ after a SIGKILL the next message follows within lease + 0.5 s; `explain` tells t
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,24 +62,27 @@ def drive_election(
     namespace: str,
     seconds: float = 60.0,
     lease: float = 2.0,
+    task: str = "drive.work",
     settings: dict[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
     meanwhile: Callable[[], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> ElectionReport:
     """Run the drive against the database at `redis_url`, whose queue `namespace` it uses.
 
-    seconds: at least that long; two freezes and two kills have to fit. settings: of the Celery application, for example
-    `fencebeat_lock`. meanwhile: called about once a second while faults happen. say: told each step.
+    seconds: at least that long; two freezes and two kills have to fit. task: what the messages ask for; nobody may
+    take them from the queue before the end. settings: of the Celery application, for example `fencebeat_lock`.
+    environment: of the beats, beside this process's. meanwhile: called about once a second while faults happen. say: told each step.
     Raises `beats.NotSeen` when something that must happen does not.
     """
-    line = {"task": "drive.work", "schedule": 1.0, "options": {"queue": namespace}, "fencebeat": {"catchup": "all"}}
+    line = {"task": task, "schedule": 1.0, "options": {"queue": namespace}, "fencebeat": {"catchup": "all"}}
     conf = {
         "fencebeat_namespace": namespace,
         "fencebeat_lease": lease,
         "beat_schedule": {ENTRY: line},
         **(settings or {}),
     }
-    with Cluster(folder, redis_url, conf) as cluster:
+    with Cluster(folder, redis_url, conf, environment) as cluster:
         drive = _Drive(cluster, ElectionReport(seconds, lease), meanwhile or (lambda: None), say)
         drive.run()
         _check(cluster, drive.report, redis_url, namespace, conf)
