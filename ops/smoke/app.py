@@ -24,7 +24,7 @@ def tick(self: Task) -> None:
     headers = self.request.headers or {}
     record(
         "ran",
-        task_id=self.request.id,
+        entry=headers.get("fencebeat_entry"),
         fire_time=headers.get("fencebeat_fire_time"),
         token=headers.get("fencebeat_token"),
     )

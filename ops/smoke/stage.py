@@ -244,12 +244,13 @@ class Stage:
         lines = history.read(self.folder / "history.jsonl")
         return [line for line in lines if line["kind"] == "event" and line.get("event") == name]
 
-    def runs(self) -> list[dict[str, Any]]:
-        """The lines that the ticking task has written so far, one for each run."""
-        return [line for line in history.read(self.folder / "history.jsonl") if line["kind"] == "ran"]
+    def runs(self, entry: str) -> list[int]:
+        """Fire times of this entry's ticks in the order in which workers ran them, in microseconds."""
+        lines = history.read(self.folder / "history.jsonl")
+        return [line["fire_time"] for line in lines if line["kind"] == "ran" and line["entry"] == entry]
 
-    def audit(self, entry: str | None, **changes: str) -> list[dict[str, str]]:
-        """The scheduler's decisions about one entry, or those about none, oldest first."""
+    def audit(self, entry: str, **changes: str) -> list[dict[str, str]]:
+        """The scheduler's decisions about one entry, oldest first."""
         connected, keys = self.redis(**changes)
         with connected, asking(connected):
             records: Any = connected.xrange(keys.audit)

@@ -65,14 +65,13 @@ def drive_election(
     task: str = "drive.work",
     settings: dict[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
-    meanwhile: Callable[[], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> ElectionReport:
     """Run the drive against the database at `redis_url`, whose queue `namespace` it uses.
 
     seconds: at least that long; two freezes and two kills have to fit. task: what the messages ask for; nobody may
     take them from the queue before the end. settings: of the Celery application, for example `fencebeat_lock`.
-    environment: of the beats, beside this process's. meanwhile: called about once a second while faults happen. say: told each step.
+    environment: of the beats, beside this process's. say: told each step.
     Raises `beats.NotSeen` when something that must happen does not.
     """
     line = {"task": task, "schedule": 1.0, "options": {"queue": namespace}, "fencebeat": {"catchup": "all"}}
@@ -83,17 +82,15 @@ def drive_election(
         **(settings or {}),
     }
     with Cluster(folder, redis_url, conf, environment) as cluster:
-        drive = _Drive(cluster, ElectionReport(seconds, lease), meanwhile or (lambda: None), say)
+        drive = _Drive(cluster, ElectionReport(seconds, lease), say)
         drive.run()
         _check(cluster, drive.report, redis_url, namespace, conf)
     return drive.report
 
 
 class _Drive:
-    def __init__(
-        self, cluster: Cluster, report: ElectionReport, meanwhile: Callable[[], None], say: Callable[[str], None]
-    ) -> None:
-        self.cluster, self.report, self._meanwhile, self._say = cluster, report, meanwhile, say
+    def __init__(self, cluster: Cluster, report: ElectionReport, say: Callable[[str], None]) -> None:
+        self.cluster, self.report, self._say = cluster, report, say
         self._clock = SystemClock()
         self._thawed: set[str] = set()
 
@@ -104,7 +101,6 @@ class _Drive:
         self._say(f"{first['proc']} leads and emits")
         started = self._clock.elapsed()
         while self._unfinished(started):
-            self._meanwhile()
             frozen = self._frozen()
             if frozen is not None:
                 self._outlive(frozen)
