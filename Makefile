@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 UV_VERSION := 0.13.9
+# Test processes side by side: most tests wait for processes and leases, so a few more than there are cores.
+JOBS   ?= 3
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
@@ -34,8 +36,13 @@ install-dev: $(BIN)/.dev ## The same and the tools for tests and checks
 run: install ## Run the main job here: make run [CORPUS=folder] [ONCE=1]
 	@exec $(BIN)/fencebeat up --with-parent $(if $(CORPUS),--corpus "$(CORPUS)") $(if $(ONCE),--once)
 
-test: install-dev ## Run all tests on real servers: make test [ARGS="-k fence"]
+test: install-dev ## Run all tests on real servers: make test [ARGS="-k fence"] [JOBS=3]
+ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
+else
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not timed"
+	@$(BIN)/python -m pytest -m timed
+endif
 
 lint: install-dev ## Style, types, import rules, docstrings, spelling
 	@$(BIN)/ruff check .

@@ -13,6 +13,29 @@ import redis
 from tests.support.servers import database, running, unique
 
 
+TIMED = {
+    "test_election_drive",
+    "test_elector",
+    "test_elector_connection",
+    "test_elector_failpoints",
+    "test_elector_redis_lock",
+    "test_elector_watchdog",
+    "test_flags",
+    "test_lease_elector",
+    "test_locks",
+    "test_scheduler",
+    "test_smoke",
+}
+"""Modules that hold promised times (takeover, hand-over, trust) against the clock: they run alone, after the others."""
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the modules of TIMED."""
+    for item in items:
+        if item.path.stem in TIMED:
+            item.add_marker("timed")
+
+
 @pytest.fixture(scope="session")
 def valkey_url(tmp_path_factory):
     """A Redis-compatible server for the whole run."""

@@ -50,6 +50,11 @@ def due_at_once(cluster, namespace, count):
 # --- processes
 
 
+def campaigning(client) -> int:
+    """Beats that have begun to campaign, asked of the server: Celery says "Starting" before it imports a scheduler."""
+    return sum(each["name"] == "fencebeat-permit" for each in client.client_list())
+
+
 def test_f02_none_of_300_messages_of_a_leader_frozen_before_its_commit_is_accepted(cluster, client, namespace) -> None:
     due_at_once(cluster, namespace, 300)
     first = cluster.start_beat(failpoints="beat.commit.before=stop@1")
@@ -90,7 +95,7 @@ def test_s6_sigterm_resigns_and_a_standby_emits_at_once(cluster, client, namespa
     first = cluster.start_beat()
     first.wait_for(committed, 20)
     second = cluster.start_beat()
-    cluster.poll(lambda: b"beat: Starting" in second.log.read_bytes(), 20, "the second beat did not start")
+    cluster.poll(lambda: campaigning(client) >= 2, 30, "the second beat did not campaign")
     cluster.poll(lambda: any(c["name"] == "fencebeat-wait" for c in client.client_list()), 20, "nobody waits")
     at = SystemClock().elapsed()
     assert first.stop() == 0
@@ -122,12 +127,7 @@ def test_a_standby_stays_alive_and_stops_politely(cluster, client) -> None:
     leader = cluster.start_beat()
     leader.wait_for(elected, 20)
     standby = cluster.start_beat(CELERY_LOG_LEVEL="INFO")
-
-    def both_campaign() -> bool:
-        """Asked of the server: "beat: Starting" is said before Celery has even imported the scheduler."""
-        return sum(each["name"] == "fencebeat-permit" for each in client.client_list()) >= 2
-
-    cluster.poll(both_campaign, 30, "the standby did not campaign")
+    cluster.poll(lambda: campaigning(client) >= 2, 30, "the standby did not campaign")
     assert standby.stop() == 0
     assert [line["proc"] for line in cluster.lines() if elected(line)] == [leader.name]
 
