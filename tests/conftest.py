@@ -12,7 +12,6 @@ import redis
 
 from tests.support.servers import database, running, unique
 
-
 TIMED = {
     "test_election_drive",
     "test_elector",
