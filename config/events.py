@@ -238,7 +238,6 @@ SWITCH_CHANGED = Event(
     attributes=("scope", "stop_level", "change", "author", "why"),
     labels=("stop_level",),
     by="command",
-    level="warning",
 )
 SWITCH_ACKNOWLEDGED = Event(
     "switch.acknowledged",

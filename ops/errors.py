@@ -27,7 +27,7 @@ class NoSources(Refused):
 class RepairNotYet(Refused):
     """`fencebeat doctor` only reports in this version; --repair is refused.
     Nothing was changed. A wrong repair could delete what a running attempt has just written, so it waits for its proof.
-    Run `fencebeat sync`: it brings every document that changed up to date, and the report names the others.
+    The report names the chunks. Another FENCEBEAT_INDEX_PREFIX makes a new target, filled from the cache.
     """
 
 
