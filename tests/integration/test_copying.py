@@ -8,6 +8,7 @@ from control.effects import LedgerEffects
 from fencebeat.copying import AuditCopier
 from fencebeat.effects import AuditRecord
 from fencebeat.errors import StoreUnreachable
+from fencebeat.recovery import Recovery
 from fencebeat.testing.beats import Cluster, committed
 from tests.support.fences import SECOND, Fence
 from tests.support.ledgers import execute, ledger_at
@@ -67,12 +68,24 @@ def test_s7_after_an_election_the_floor_is_its_token_and_a_flushed_redis_hands_o
     ledger, store, effects, make_copier
 ):
     term = store.lock("host-1").acquire(nonce())
+    Recovery(store.client, store.keys, carrier="lock", effects=effects)(term)
 
     make_copier().copy()
 
     assert effects.floor() == term.token
     store.lose_data()
     assert store.lock("host-2").acquire(nonce(), floor=effects.floor()).token > term.token
+
+
+def test_a_first_start_is_no_gap_though_a_copier_looks_before_the_recovery(store, effects, make_copier):
+    term = store.lock("host-1").acquire(nonce())
+    copier = make_copier()
+    assert copier.copy() == 0
+
+    Recovery(store.client, store.keys, carrier="lock", effects=effects)(term)
+
+    assert [fields["outcome"] for fields in stream(store).values()] == ["elected"]
+    assert copier.copy() == 1
 
 
 def test_copies_of_two_beats_are_one(ledger, store, make_copier, namespace):
@@ -93,8 +106,9 @@ def test_copies_of_two_beats_are_one(ledger, store, make_copier, namespace):
     assert (name, at) == ("e", (now - 2 * SECOND) // SECOND)
 
 
-def test_a_new_process_copies_only_what_is_new(ledger, store, effects, make_copier):
+def test_a_new_process_copies_only_what_is_new(ledger, store, effects, *, make_copier, namespace):
     assert effects.last_copied() == ""
+    Fence.sealed(store.client, namespace)
     store.client.xadd(store.keys.audit, {"outcome": "elected", "token": 7})
     make_copier().copy()
     assert effects.last_copied() == next(iter(stream(store)))
@@ -115,8 +129,11 @@ def test_rubbish_in_one_record_keeps_none_of_the_others_from_being_copied(ledger
     assert effects.floor() == 17
 
 
-def test_an_outage_of_postgres_loses_nothing_once_it_is_back(ledger, store, make_copier, postgres_url, database_url):
+def test_an_outage_of_postgres_loses_nothing_once_it_is_back(
+    ledger, store, make_copier, *, postgres_url, database_url, namespace
+):
     name = conninfo_to_dict(database_url)["dbname"]
+    Fence.sealed(store.client, namespace)
     copier = make_copier(every=0.05, page=2)
     store.client.xadd(store.keys.audit, {"outcome": "elected", "token": 1})
     copier.start()

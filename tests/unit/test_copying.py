@@ -7,10 +7,13 @@ from fencebeat.keys import Keys
 
 
 class Stream:
-    """The one command of Redis that the copier uses, over a list of (id, fields); ids of two digits, so text orders."""
+    """What the copier asks of Redis, over a list of (id, fields); ids have two digits, so text orders them."""
 
     def __init__(self):
-        self.records = []
+        self.records, self.known = [], True
+
+    def hexists(self, _name, _field):
+        return self.known
 
     def add(self, *ids):
         self.records += [(identity, {"outcome": "emitted"}) for identity in ids]
@@ -99,6 +102,16 @@ def test_a_failed_page_is_copied_again_and_none_is_left_out(copier, stream, effe
     assert copier.copy() == 7
 
     assert effects.kept == ids(11, 17)
+
+
+def test_while_the_store_is_unknown_nothing_is_copied_and_then_everything(copier, stream, effects):
+    stream.known = False
+    stream.add(*ids(11, 12))
+    assert copier.copy() == 0
+    assert effects.calls == []
+    stream.known = True
+
+    assert copier.copy() == 2
 
 
 def test_a_stream_that_lost_its_past_is_copied_from_its_beginning(copier, stream, effects):

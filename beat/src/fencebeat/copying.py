@@ -6,6 +6,9 @@ and the copy is made for just that case. It costs little, because the same recor
 A record's id is the position. All records up to a copied one are copied, for each beat begins at one that the effect
 store has and goes on without a gap. Where the stream does not have that id any more (it was lost, went back in a
 failover, or was trimmed past it) it begins anew at the oldest record.
+
+While the store is unknown (no generation, see `recovery`) nothing is copied: recovery asks the effect store whether
+there was a past, and the record of its own election must not look like one.
 """
 
 import logging
@@ -15,6 +18,7 @@ from typing import Any
 import redis
 
 from fencebeat.effects import AuditRecord, EffectStore
+from fencebeat.entries import RESERVED
 from fencebeat.keys import Keys
 from fencebeat.scripts import asking
 from fencebeat.signals import Signal
@@ -50,11 +54,14 @@ class AuditCopier:
         return self._trouble
 
     def copy(self) -> int:
-        """Copy what is new, and return how many records that were.
+        """Copy what is new, and return how many records that were; none while the store is unknown.
 
         Raises StoreUnreachable, and whatever the effect store raises; the next call goes on after the last record that
         the effect store has kept.
         """
+        with asking(self._client):
+            if not self._client.hexists(self._keys.last, RESERVED):
+                return 0
         if self._position is None:
             self._position = self._effects.last_copied()
         total = 0
