@@ -255,6 +255,10 @@ def test_an_error_is_json_where_json_was_asked_for(world, command):
 
 def test_repair_is_refused_with_a_reason(world):
     assert_says(
-        fencebeat(world, "doctor", "--repair"), 4, "--repair is refused", "Nothing was changed", "FENCEBEAT_INDEX_PREFIX"
+        fencebeat(world, "doctor", "--repair"),
+        4,
+        "--repair is refused",
+        "Nothing was changed",
+        "FENCEBEAT_INDEX_PREFIX",
     )
     assert_nothing_lost(world)
