@@ -51,7 +51,7 @@ class Service:
 
     def refusal(self, status: int, reason: str, message: str, *, retry: bool = False) -> HTTPException:
         """An error in OpenAI's form, counted by its reason."""
-        self.metrics.refused.labels(reason).inc()
+        self.metrics.refused(reason)
         headers = {"Retry-After": str(RETRY_SECONDS)} if retry else None
         return HTTPException(status, detail=json.dumps({"message": message, "code": reason}), headers=headers)
 

@@ -51,14 +51,14 @@ class Batcher:
         new = dict.fromkeys(text for text in inputs if text not in self._open)
         if len(self._open) + len(new) > self._queue_inputs:
             raise QueueFull
-        self._metrics.joined.inc(len(inputs) - len(new))
+        self._metrics.joined(len(inputs) - len(new))
         loop = asyncio.get_running_loop()
         for text, size in zip(inputs, tokens, strict=True):
             if text not in self._open:
                 waiting = _Waiting(text, size, loop.create_future())
                 self._open[text] = waiting
                 self._queue.append(waiting)
-        self._metrics.queued.set(len(self._open))
+        self._metrics.queued(len(self._open))
         self._wake.set()
         # Shielded: other callers may wait for the same vectors. All are awaited, so no error is left unread.
         waits = [asyncio.shield(self._open[text].vector) for text in inputs]
@@ -119,11 +119,11 @@ class Batcher:
         tokens = sum(waiting.tokens for waiting in batch)
         self._log.batch(texts, tokens)
         before = self._model.truncated
-        with self._metrics.forward_seconds.time():
+        with self._metrics.forward():
             vectors = await asyncio.get_running_loop().run_in_executor(self._thread, self._model.encode, texts)
         self._metrics.batch(len(batch), tokens, self._model.truncated - before)
         return vectors
 
     def _finish(self, waiting: _Waiting) -> None:
         del self._open[waiting.text]
-        self._metrics.queued.set(len(self._open))
+        self._metrics.queued(len(self._open))

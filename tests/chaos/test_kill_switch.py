@@ -69,10 +69,10 @@ def test_nothing_is_written_after_a_stop_and_it_converges_afterwards(make_world,
     root = tmp_path / "many"
     root.mkdir()
     write_corpus(root, 60)
-    world = make_world(root, "opensearch", claim_seconds=5.0, claim_batch=2)
+    world = make_world(root, "opensearch", claim_seconds=5.0, claim_batch=1)
     keeper = lead(world, redis_client)
     try:
-        with worker(world, "stopped", failpoints="index.embed.after=sleep:0.3") as running:
+        with worker(world, "stopped", failpoints="index.embed.after=sleep:0.8") as running:
             world.sync()
             from celery import Celery
 

@@ -58,13 +58,12 @@ def test_thirty_kills_leave_the_index_equal_to_a_fresh_build(make_world, tmp_pat
         running = stack.enter_context(worker(world, "worker-0", failpoints=slow))
         world.sync()
         for n in range(KILLS):
-            app.send_task("tasks.sweep")
-            pause.wait(dice.uniform(0.1, 1.2))  # the moment of the kill is random
             for _ in range(3):
                 path = page(root, dice.randrange(100))
                 path.write_text(PAGE.format(title=f"Edited at kill {n} in {path.stem} {dice.random()}"))
             world.sync()
             until(partial(at_work, app, running), at_most=90, what=f"{running.name} at work")
+            pause.wait(dice.uniform(0.1, 1.2))  # the moment of the kill is random
             victim = dice.choice(["child", "child", "worker", "embedder"])
             if victim == "child":
                 children = until(psutil.Process(running.popen.pid).children, what="a pool child")

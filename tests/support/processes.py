@@ -36,7 +36,8 @@ def environment(world, *, failpoints: str = "", **more: str) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }
-    return {**os.environ, **given, **more}
+    ours = {name: value for name, value in os.environ.items() if name != "PROMETHEUS_MULTIPROC_DIR"}
+    return {**ours, **given, **more}  # each process counts in its own state folder, not in ours
 
 
 class Process:

@@ -67,12 +67,15 @@ BEGIN
     RETURN;
   END IF;
 
-  LOOP  -- suspects first: they are few, and each takes at most p_alone claims
+  -- Suspects first: they are few, and each takes at most p_alone claims. Their pauses grow fourfold (2, 8, 32 s after the
+  -- lapsed lease), and any of them may be next: a burst of kills from outside must not look like the fault of the one
+  -- document that every new worker happens to begin with.
+  LOOP
     SELECT h.* INTO v_suspect FROM doc_head h
      WHERE h.target_id = p_target AND h.dirty_seq > h.done_seq AND h.crashes > 0
-       AND h.lease_until + (h.crashes - 1) * interval '2 seconds' < clock_timestamp()
+       AND h.lease_until + interval '2 seconds' * 4 ^ (h.crashes - 1) < clock_timestamp()
        AND NOT doc_scopes(h.tenant_id, h.source_id, h.target_id) && v_stopped
-     ORDER BY h.lease_until LIMIT 1 FOR UPDATE SKIP LOCKED;
+     ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED;
     EXIT WHEN NOT FOUND;
     IF v_suspect.crashes <= p_alone THEN
       RETURN QUERY
