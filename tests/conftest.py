@@ -23,6 +23,7 @@ TIMED = {
     "test_lease_elector",
     "test_locks",
     "test_scheduler",
+    "test_search",
     "test_smoke",
 }
 """Modules that hold promised times (takeover, hand-over, trust) against the clock: they run alone, after the others."""
