@@ -11,7 +11,7 @@ from tasks.celery import app
 from tasks.wiring import services
 
 EXPIRES = 60  # seconds; an older wake-up has been overtaken by a sweep
-WAKE_UPS = 8  # chains of batches begun at once; more would only wait in the queue
+WAKE_UPS = 8  # messages in the queue beyond which no wake-up is added: it would only wait there
 
 
 def wake_up(progress: Progress) -> int:
@@ -20,7 +20,7 @@ def wake_up(progress: Progress) -> int:
     wanted = -(-max(progress.dirty - progress.claimed, 0) // made.settings.claim_batch)
     with asking(made.redis):
         waiting = int(made.redis.llen(f"{made.keys.prefix}{app.conf.task_default_queue}"))
-    count = max(min(wanted, WAKE_UPS) - waiting, 0)
+    count = max(min(wanted, WAKE_UPS - waiting), 0)
     for _ in range(count):
         index_documents.apply_async(expires=EXPIRES)
     return count

@@ -24,7 +24,8 @@ def running(make_world, tmp_path):
     root = tmp_path / "docs"
     root.mkdir()
     (root / "a.md").write_text("# Alpha\n\nA page about the way of a tick.\n")
-    world = make_world(root, "pgvector", sync_seconds=1.0, sweep_seconds=1.0)
+    world = make_world(root, "pgvector", sync_seconds=1.0, sweep_seconds=3.0)
+    world.page, world.rewritten = root / "a.md", 0
     world.trace = world.settings.state_dir / "trace.jsonl"
     world.flower = f"http://127.0.0.1:{next(free_ports())}"
     env = {"FENCEBEAT_TRACE_FILE": str(world.trace), "FENCEBEAT_LOG_JSON": "1", "FLOWER_UNAUTHENTICATED_API": "true"}
@@ -61,8 +62,13 @@ def committed_way(world):
         if span["name"] == "commit":
             names = {s["name"] for s in known.values() if s["trace_id"] == span["trace_id"]}
             way = way_to_the_tick(known, span)
-            if way[-1] == "tick" and {"sync", "document", "embed", "bulk"} <= names:
+            from_sync = way[-1] == "tick" and "run/tasks.sync_source" in way
+            if from_sync and {"sync", "document", "embed", "bulk"} <= names:
                 return way, span["trace_id"]
+    commits = sum(span["name"] == "commit" for span in known.values())
+    if commits > world.rewritten:  # a sweep was faster than the sync's own wake-up: once more
+        world.rewritten = commits
+        world.page.write_text(f"# Again\n\nThe text number {commits}, for a commit on its way from a sync.\n")
     return None
 
 
@@ -79,7 +85,7 @@ def test_one_trace_reaches_from_the_tick_to_the_commit(running):
     assert documents[0]["attributes"]["fencebeat.doc_uid"] == "docs/a.md"
     lines = [json.loads(line) for line in running.worker.log.read_text().splitlines() if line.startswith("{")]
     said = [line for line in lines if line.get("event") == "document.committed"]
-    assert [line["trace_id"] for line in said if line["doc_uid"] == "docs/a.md"] == [trace_id]
+    assert trace_id in [line["trace_id"] for line in said if line["doc_uid"] == "docs/a.md"]
 
 
 def test_workers_answer_a_ping_and_flower_lists_them_with_their_tasks(running):
