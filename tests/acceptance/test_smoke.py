@@ -15,7 +15,7 @@ def test_an_election_under_load_loses_and_doubles_no_tick(request):
 
     assert facts["terms"] >= 5
     assert facts["ticks"] >= 30
-    assert facts["stale commits refused"] >= facts["frozen leaders"] == 2
+    assert facts["stale commits refused"] >= facts["frozen leaders"] >= 2
     assert len(facts["takeovers after a kill"]) == facts["killed leaders"] == 2
     assert facts["searches answered"] > 0
 

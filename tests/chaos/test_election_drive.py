@@ -13,7 +13,8 @@ def test_each_tick_is_queued_once_while_leaders_freeze_and_die(tmp_path, redis_u
     report = drive_election(tmp_path, redis_url, namespace=namespace, seconds=60, lease=2.0)
     record_property("election", json.dumps(report.as_dict()))
     assert report.problems == []
-    assert (report.freezes, report.kills) == (2, 2)
+    assert report.freezes >= 2  # the third beat may come to lead, and to its failpoint, before it is killed
+    assert report.kills == 2
     assert report.refused >= 2
     assert max(report.takeover_seconds) <= report.lease + 0.5
 
