@@ -147,6 +147,14 @@ def test_a_document_whose_worker_died_is_claimed_alone_and_ends_as_a_dead_letter
     assert (letter["doc_uid"], letter["fingerprint"]) == ("a", "worker_killed")
 
 
+def test_a_suspect_in_its_back_off_is_not_claimed_with_others(ledger):
+    mark(ledger, "a")
+    claim(ledger)
+    mark(ledger, "b")
+    execute(ledger, "UPDATE doc_head SET lease_until = clock_timestamp() WHERE lease_until IS NOT NULL")
+    assert [attempt.doc_uid for attempt in claim(ledger)] == ["b"]
+
+
 def test_a_hand_back_without_reason_undoes_the_claim(ledger):
     mark(ledger, "a")
     for _ in range(10):

@@ -166,3 +166,21 @@ def test_what_a_dead_attempt_staged_is_collected_by_its_successor(world, armed):
     tombstones = {row.index_id for row in world.target.scan() if row.dead}
     assert set(ids) <= tombstones
     assert world.doctor().differences == 0
+
+
+def test_a_staged_id_is_written_again_although_nothing_changed_and_it_is_visible(world):
+    """A staged row says that the index may hold something else there: a frozen worker's write, or a loss."""
+    uid, ids = world._manifests()[0][:2]
+    lost = world.target._stored.pop(ids[0])
+    before = world.embedded()
+    with world.ledger.pool.connection() as conn:
+        conn.execute(
+            "INSERT INTO doc_staged SELECT tenant_id, target_id, doc_uid, epoch, %s FROM doc_head WHERE doc_uid = %s",
+            ([ids[0]], uid),
+        )
+        conn.execute("UPDATE doc_head SET dirty_seq = dirty_seq + 1 WHERE doc_uid = %s", (uid,))
+    assert world.doctor().open_documents == 1
+    world.index()
+    assert world.target._stored[ids[0]].version > lost.version
+    assert world.embedded() == before
+    assert world.doctor().differences == 0

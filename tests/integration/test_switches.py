@@ -161,6 +161,17 @@ def test_an_expired_stop_gives_way_to_the_one_before_and_is_recorded(ledger, boa
     assert (newest["before"], newest["after"], newest["author"]) == ("write", "emit", "expiry")
 
 
+def test_a_stop_that_holds_again_by_the_clock_alone_refuses_a_commit(ledger, board):
+    """Nobody has recorded the expiry yet, so no change number tells of it: the level itself must be asked."""
+    stop(board)
+    stop(board, level="emit", lasts=timedelta(hours=1))
+    mark(ledger, "a")
+    (attempt,) = claim(ledger)
+    execute(ledger, "UPDATE control SET until = clock_timestamp() - interval '1 second' WHERE scope = 'all'")
+    assert ledger.stage(attempt, ["x"]) == "stopped"
+    assert commit(ledger, attempt, ["x"]) == "stopped"
+
+
 def test_a_wider_stop_stays_when_a_narrower_one_ends(ledger, board):
     stop(board, "all")
     stop(board, "tenant:acme")
