@@ -1,4 +1,4 @@
-"""Who acts on which change of the switches: every worker reports the generation it has read, twice a second.
+"""Who acts on which change of the switches: every worker reports the generation it has read, four times a second.
 
 A report is a convenience, not a proof: a worker that is frozen does not report, and cannot commit either, because the
 ledger checks the switch in the commit itself. So a command can say "in force on 4 of 4 workers", or name the silent.
@@ -18,7 +18,6 @@ from fencebeat.keys import Keys
 from fencebeat.scripts import asking
 
 EVERY = 0.25  # seconds between reports
-ALIVE = 5.0  # seconds after which a worker that does not report is silent
 FORGET = 60.0  # seconds after which it is taken off the list
 
 

@@ -10,13 +10,13 @@ from functools import partial
 from config import events
 from config.events import emit
 from config.telemetry import span
-from fencebeat.errors import FencebeatError
 from fencebeat.failpoints import failpoint
 from index.errors import TargetSick
 from index.ledger import Ledger
 from index.ledger.documents import Garbage
 from index.model import ItemClass, ItemResult, Tombstone
 from index.ports import Switches, Target
+from index.stopping import Stopped, require_writes
 
 BATCH = 200  # documents per round
 
@@ -36,7 +36,7 @@ def collect(ledger: Ledger, target: Target, switches: Switches) -> int:
                 continue
             failpoint("index.collect.before")
             try:
-                results = target.bury(_tombstones(garbage), before_request=partial(_check, switches, scopes))
+                results = target.bury(_tombstones(garbage), before_request=partial(require_writes, switches, scopes))
             except Stopped:
                 continue  # what was written so far is written again later, with the same version
             done = _settled(target_id, results)
@@ -49,15 +49,6 @@ def collect(ledger: Ledger, target: Target, switches: Switches) -> int:
     if buried or kept:
         emit(events.CHUNKS_COLLECTED, target=target_id, buried=buried, kept=kept)
     return buried
-
-
-class Stopped(FencebeatError):
-    """A switch stops writes in scope {scopes}."""
-
-
-def _check(switches: Switches, scopes: Sequence[str]) -> None:
-    if not switches.permits("write", scopes):
-        raise Stopped(scopes=", ".join(scopes))
 
 
 def _tombstones(garbage: Garbage) -> list[Tombstone]:
@@ -80,7 +71,7 @@ def purge(target: Target, switches: Switches, older_than_seconds: float) -> int:
     failpoint("index.purge.before")
     try:
         purged = target.purge(
-            older_than_seconds, before_request=partial(_check, switches, ("all", f"target:{target_id}"))
+            older_than_seconds, before_request=partial(require_writes, switches, ("all", f"target:{target_id}"))
         )
     except Stopped:
         return 0  # what is left is purged another day

@@ -39,13 +39,10 @@ from index.model import (
 )
 from index.pipeline import DocumentPipeline
 from index.ports import Source, Switches, Target
+from index.stopping import Stopped, require_writes
 
 RETRY_SECONDS = 5.0  # before a document is tried again after a passing fault
 MISSING_SECONDS = 30.0  # before one is looked for again that is not in its source: the next listing decides
-
-
-class Stopped(FencebeatError):
-    """A switch stops writes in scope {scopes}; the claims were handed back."""
 
 
 class Overtaken(FencebeatError):
@@ -309,16 +306,15 @@ class Indexer:
     # ends
 
     def _check(self, works: Sequence[Work]) -> None:
-        """Ask the switches before something costly or lasting; the ledger asks again where it counts."""
+        """Ask the switches over all that is still open."""
         scopes = sorted({scope for work in works if work.outcome is None for scope in work.attempt.scopes})
-        if not self._switches.permits("write", scopes):
-            raise Stopped(scopes=", ".join(scopes))
+        require_writes(self._switches, scopes)
 
     def _accepted(self, work: Work, state: str, step: str) -> None:
         if state == "fenced":
             raise Overtaken(uid=work.attempt.doc_uid, step=step)
         if state == "stopped":
-            raise Stopped(scopes=", ".join(work.attempt.scopes))
+            raise Stopped.in_scopes(work.attempt.scopes)
 
     def _hand_back(self, work: Work, error: FencebeatError) -> None:
         if isinstance(error, Stopped):
@@ -337,7 +333,7 @@ class Indexer:
         if state == "dead_lettered":
             self._end(work, Outcome.DEAD_LETTERED, events.DOCUMENT_DEAD_LETTERED, error=name, why=error.what)
         elif state == "stopped":
-            self._hand_back(work, Stopped(scopes=", ".join(work.attempt.scopes)))
+            self._hand_back(work, Stopped.in_scopes(work.attempt.scopes))
         else:
             self._end(work, Outcome.FENCED, events.DOCUMENT_FENCED, step="dead_letter")
 

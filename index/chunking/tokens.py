@@ -28,7 +28,6 @@ class TokenCounter:
         self._tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.fingerprint = fingerprint
-        self.special_tokens: int = tokenizer.num_special_tokens_to_add(False)
 
     @classmethod
     def of(cls, folder: Path) -> "TokenCounter":
