@@ -23,7 +23,8 @@ _TAKEN = re.compile(r"address (is )?already in use|could not bind|failed to bind
 
 def free_ports(low: int = 0, high: int = 0) -> Iterator[int]:
     """Ports of 127.0.0.1 that were free a moment ago: any, or those of low..high in random order."""
-    candidates = [0] * 1000 if not low else random.sample(range(low, high + 1), high + 1 - low)
+    # From the system: two processes with one seed would choose the same port, and both find it free.
+    candidates = [0] * 1000 if not low else random.SystemRandom().sample(range(low, high + 1), high + 1 - low)
     for port in candidates:
         with socket.socket() as probe:
             try:
