@@ -18,7 +18,7 @@ from fencebeat.render import Renderer
 from fencebeat.rounds import BATCH, Rounds
 from fencebeat.scheduler import Scheduler
 from fencebeat.store import Store
-from fencebeat.testing.beats import Cluster, committed, elected, fenced
+from fencebeat.testing.beats import Cluster, committed, elected, fenced, standing_by
 from tests.support.fences import SECOND, Fence
 
 
@@ -48,11 +48,6 @@ def due_at_once(cluster, namespace, count):
 
 
 # --- processes
-
-
-def campaigning(client) -> int:
-    """Beats that have begun to campaign, asked of the server: Celery says "Starting" before it imports a scheduler."""
-    return sum(each["name"] == "fencebeat-permit" for each in client.client_list())
 
 
 def test_f02_none_of_300_messages_of_a_leader_frozen_before_its_commit_is_accepted(cluster, client, namespace) -> None:
@@ -95,7 +90,7 @@ def test_s6_sigterm_resigns_and_a_standby_emits_at_once(cluster, client, namespa
     first = cluster.start_beat()
     first.wait_for(committed, 20)
     second = cluster.start_beat()
-    cluster.poll(lambda: campaigning(client) >= 2, 30, "the second beat did not campaign")
+    second.wait_for(standing_by, 30)
     cluster.poll(lambda: any(c["name"] == "fencebeat-wait" for c in client.client_list()), 20, "nobody waits")
     at = SystemClock().elapsed()
     assert first.stop() == 0
@@ -127,7 +122,7 @@ def test_a_standby_stays_alive_and_stops_politely(cluster, client) -> None:
     leader = cluster.start_beat()
     leader.wait_for(elected, 20)
     standby = cluster.start_beat(CELERY_LOG_LEVEL="INFO")
-    cluster.poll(lambda: campaigning(client) >= 2, 30, "the standby did not campaign")
+    standby.wait_for(standing_by, 30)
     assert standby.stop() == 0
     assert [line["proc"] for line in cluster.lines() if elected(line)] == [leader.name]
 

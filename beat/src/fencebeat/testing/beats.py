@@ -189,6 +189,11 @@ def elected(line: Line) -> bool:
     return line.get("event") == "term.elected"
 
 
+def standing_by(line: Line) -> bool:
+    """Whether a history line says that the process asked for the lock and found another leading."""
+    return line.get("event") == "state" and line.get("reason") == "another_leads"
+
+
 def committed(line: Line) -> bool:
     """Whether a history line says that a commit put at least one tick on the queue."""
     return line["kind"] == "return" and line.get("op") == "commit" and "emitted" in line["outcome"]
