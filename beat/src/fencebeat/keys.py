@@ -53,5 +53,30 @@ class Keys:
         """Stream: one record for each decision."""
         return self._own("audit")
 
+    @property
+    def edits(self) -> str:
+        """Stream: one record for each change of entries or pauses, with its generation: how a leader keeps up."""
+        return self._own("edits")
+
+    @property
+    def paused(self) -> str:
+        """Hash: entry -> who paused it, when and why, as JSON. A paused entry is not in the sorted set of due ones."""
+        return self._own("paused")
+
+    @property
+    def quarantine(self) -> str:
+        """Hash: entry -> why the leader leaves it alone, since when and until when, as JSON."""
+        return self._own("quarantine")
+
+    @property
+    def emitted(self) -> str:
+        """Hash: entry -> fire time of its last emitted tick, in microseconds."""
+        return self._own("emitted")
+
+    @property
+    def outbox(self) -> str:
+        """Stream: messages for a broker that cannot compare a token, to be published from here."""
+        return self._own("outbox")
+
     def _own(self, record: str) -> str:
         return f"{self.prefix}{self.namespace}:{record}"
