@@ -9,10 +9,10 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench install install-dev pins
+.PHONY: help run test lint format chaos bench bench-drain bench-scale bench-takeover bench-freeze install install-dev install-bench pins
 
 help: ## Show this help
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fencebeat needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) -V 2>&1`. Name another: make PYTHON=python3.12"; exit 1; }
@@ -29,9 +29,15 @@ $(BIN)/.dev: $(BIN)/.run requirements/dev.txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
 	@touch $@
 
+$(BIN)/.bench: $(BIN)/.dev requirements/bench.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/bench.txt
+	@touch $@
+
 install: $(BIN)/.run ## Install what the application needs, into .venv
 
 install-dev: $(BIN)/.dev ## The same and the tools for tests and checks
+
+install-bench: $(BIN)/.bench # and the peers that the benchmarks measure us against
 
 run: install ## Run the main job here: make run [CORPUS=folder] [ONCE=1]
 	@exec $(BIN)/fencebeat up --with-parent $(if $(CORPUS),--corpus "$(CORPUS)") $(if $(ONCE),--once)
@@ -57,9 +63,22 @@ format: install-dev ## Let ruff format and fix what it can
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
-bench: install-dev ## Run the benchmarks; each prints a ratio against a peer measured in the same run
+# Without SEEDS `make test` runs a short part of the same drives.
+SEEDS  ?= 1
+chaos: install-dev ## Run the drives with real processes at full length: make chaos [SEEDS=n] [ARGS="-k s19"]
+	@FENCEBEAT_SEEDS=$(SEEDS) $(BIN)/python -m pytest --timeout 7200 tests/chaos $(ARGS)
+
+bench: install-bench ## Run all benchmarks; each prints a ratio against a peer measured in the same run
 	@for b in benchmarks/bench_*.py; do $(BIN)/python $$b || exit 1; done
+
+bench-drain bench-scale bench-takeover bench-freeze: bench-%: install-bench
+	@$(BIN)/python benchmarks/bench_$*.py $(ARGS)
+bench-drain: ## 10,000 of 100,000 entries due at once, against RedBeat and Celery's beat
+bench-scale: ## 100,000 entries, 1,000 due each second for a minute, one edit a second
+bench-takeover: ## From SIGTERM and SIGKILL of the leader to the next leader's first message
+bench-freeze: ## Leaders frozen in the middle of a tick of 300 entries, against RedBeat
 
 pins: $(BIN)/uv ## Make requirements/*.txt anew from the pyproject files
 	@$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 --extra torch --extra local --no-emit-package fencebeat --custom-compile-command "make pins" -o requirements/run.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 --extra torch --extra local --group dev -c requirements/run.txt --no-emit-package fencebeat --custom-compile-command "make pins" -o requirements/dev.txt pyproject.toml
+	@$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 --group bench -c requirements/dev.txt --custom-compile-command "make pins" -o requirements/bench.txt
