@@ -1,5 +1,6 @@
 """The commit script on a real server: fence, identity, flags, clocks; all checks before the first write."""
 
+import hashlib
 import json
 
 import pytest
@@ -285,7 +286,90 @@ def test_what_follows_an_undecided_tick_of_the_same_entry_waits_too(fence, base)
     assert fence.mark() == base
 
 
+def digest_of(fence, name="e"):
+    return hashlib.sha1(fence.client.hget(fence.keys.entries, name).encode(), usedforsecurity=False).hexdigest()
+
+
+def test_the_very_text_that_the_tick_was_computed_from_needs_no_reading(fence, base) -> None:
+    entry = fence.entry(mark=base)
+    tick = fence.emission(entry, base + SECOND, digest=digest_of(fence), version="not looked at")
+    assert fence.commit(tick) == ("emitted",)
+
+
+@pytest.mark.parametrize("stored", [None, "rubbish", "[]", "7"])
+def test_s17_another_text_is_judged_by_its_version(fence, base, stored) -> None:
+    old = fence.entry(mark=base)
+    digest = digest_of(fence)
+    fence.entry(mark=base, args=[1])
+    assert fence.commit(fence.emission(old, base + SECOND, digest=digest)) == ("changed",)
+    same = fence.entry(mark=base)
+    fence.client.hset(fence.keys.entries, "e", " " + same.definition)
+    assert fence.commit(fence.emission(same, base + SECOND, digest=digest)) == ("emitted",)
+    fence.client.hdel(fence.keys.entries, "e")
+    if stored is not None:
+        fence.client.hset(fence.keys.entries, "e", stored)
+    assert fence.commit(fence.emission(same, base + 2 * SECOND, digest=digest)) == ("changed",)
+
+
+def test_s17_a_paused_entry_is_held_and_keeps_its_mark(fence, base) -> None:
+    entry, other = fence.entry(mark=base), fence.entry("other", mark=base)
+    fence.client.hset(fence.keys.paused, "e", "whatever it says")
+    outcomes = fence.commit(
+        fence.emission(entry, base + SECOND),
+        fence.emission(entry, base + 2 * SECOND),
+        fence.emission(other, base + SECOND),
+    )
+    assert outcomes == ("held", "held", "emitted")
+    assert fence.mark() == base
+    assert fence.messages() == [["other", base + SECOND]]
+    assert fence.commit(a_pass(entry, base + SECOND, base + 2 * SECOND)) == ("held",)
+    assert fence.mark() == base
+
+
+def test_a_repeated_commit_does_not_put_a_paused_entry_back_among_the_due_ones(fence, base) -> None:
+    entry = fence.entry(mark=base)
+    tick = fence.emission(entry, base + SECOND)
+    fence.commit(tick)
+    fence.client.hset(fence.keys.paused, "e", "{}")
+    fence.client.zrem(fence.keys.due, "e")
+    assert fence.commit(tick) == ("duplicate",)
+    assert fence.client.zscore(fence.keys.due, "e") is None
+
+
+def test_the_last_emitted_tick_is_kept_apart_from_what_was_passed_over(fence, base) -> None:
+    entry, other = fence.entry(mark=base), fence.entry("other", mark=base)
+    fence.commit(
+        fence.emission(entry, base + SECOND, guarded=True),
+        a_pass(entry, base + 2 * SECOND, base + 3 * SECOND),
+        fence.emission(other, base + SECOND, message=Captured()),
+    )
+    assert fence.client.hgetall(fence.keys.emitted) == {"e": str(base + SECOND)}
+    assert [record.get("guarded") for record in fence.audit()] == ["1", None, None]
+
+
+def test_a_batch_of_many_queues_and_entries_keeps_the_order_of_each_queue(fence, base) -> None:
+    entries = [fence.entry(f"e{n}", mark=base) for n in range(300)]
+    ticks = [fence.emission(e, base + SECOND, queue=f"q{n % 2}") for n, e in enumerate(entries)]
+    assert fence.commit(*ticks) == ("emitted",) * 300
+    for parity in (0, 1):
+        assert fence.messages(f"q{parity}") == [[f"e{n}", base + SECOND] for n in range(parity, 300, 2)]
+    assert {fence.mark(f"e{n}") for n in range(300)} == {base + SECOND}
+    assert fence.client.zcount(fence.keys.due, *[(base + 2 * SECOND) // 1000] * 2) == 300
+
+
 # --- passes, routing, broken records
+
+
+def test_a_message_for_the_outbox_is_appended_to_it_in_the_same_step(fence, base) -> None:
+    entry = fence.entry(mark=base)
+    message = Captured(commands=[Command("xadd", fence.keys.outbox, "m")], queues=["far"], message_id="m")
+    assert fence.commit(fence.emission(entry, base + SECOND, message=message)) == ("emitted",)
+    ((_, fields),) = fence.client.xrange(fence.keys.outbox)
+    assert fields == {"message": "m"}
+    fence.client.delete(fence.keys.outbox)
+    fence.client.rpush(fence.keys.outbox, "not a stream")
+    assert fence.commit(fence.emission(entry, base + 2 * SECOND, message=message)) == ("refused",)
+    assert fence.mark() == base + SECOND
 
 
 def test_a_pass_moves_the_mark_and_records_the_run_with_its_reason(fence, base) -> None:
@@ -330,7 +414,7 @@ def test_an_entry_whose_queue_is_no_list_waits_and_the_others_go_on(fence, base)
     assert fence.mark("broken") == base
 
 
-@pytest.mark.parametrize("record", ["term", "entries", "last", "due", "flags", "audit"])
+@pytest.mark.parametrize("record", ["term", "entries", "last", "due", "flags", "audit", "paused", "emitted"])
 def test_a_record_of_a_wrong_type_is_named_and_nothing_is_written(fence, base, record) -> None:
     """Redis does not undo a script that fails half way, so types are checked before the first write."""
     entry = fence.entry(mark=base)

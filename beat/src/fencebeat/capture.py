@@ -34,7 +34,7 @@ _TOPOLOGY = "_kombu.binding"
 class Command:
     """One command that kombu would have sent. `key` is complete, kombu's global prefix included."""
 
-    name: Literal["lpush", "pexpire", "publish"]
+    name: Literal["lpush", "pexpire", "publish", "xadd"]  # xadd: the outbox's, which kombu does not know
     key: str
     value: str
 

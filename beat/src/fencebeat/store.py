@@ -40,14 +40,11 @@ class Emission:
     entry: str
     version: str
     fire_time: int
-    following: int | None  # the entry's next fire time; None when it never fires again
+    following: int | None  # when the entry is next due; None when it never fires again
     task_id: str
     message: Captured
-
-    @property
-    def scopes(self) -> tuple[str, ...]:
-        """Where a stop would hold this tick back."""
-        return ("all", f"entry:{self.entry}", *(f"queue:{queue}" for queue in self.message.queues))
+    guarded: bool = False  # a copy of it would find the worker's claim
+    digest: str = ""  # SHA-1 of the stored definition that it was computed from; empty: the version is compared
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,7 @@ class Pass:
     following: int | None
     outcome: str
     reason: str
+    digest: str = ""  # see Emission
 
 
 Decision = Emission | Pass
@@ -113,7 +111,10 @@ class Store:
         reply = self._run(
             "commit",
             term,
-            [keys.lock, keys.term, keys.entries, keys.last, keys.due, keys.flags, keys.audit, *queues.keys],
+            [
+                *(keys.lock, keys.term, keys.entries, keys.last, keys.due, keys.flags, keys.audit),
+                *(keys.paused, keys.emitted, *queues.keys),
+            ],
             [
                 *(str(term.token), term.nonce, self._carrier, round(term.lease * 1000), term.holder),
                 *(sender_now, self._tolerance, "" if flags_generation is None else flags_generation, AUDIT_LENGTH),
@@ -225,14 +226,15 @@ def _emission(tick: Emission, queues: _Queues) -> list[Any]:
         where = command.key if command.name == "publish" else queues.index(command.key)
         commands.extend((command.name, where, command.value))
     return [
-        *("emit", tick.entry, tick.version, tick.fire_time, _time(tick.following), tick.task_id),
-        *(tick.message.message_id, len(tick.scopes), *tick.scopes, len(tick.message.commands), *commands),
+        *("emit", tick.entry, tick.version, tick.digest, tick.fire_time, _time(tick.following), tick.task_id),
+        *(tick.message.message_id, "1" if tick.guarded else "", len(tick.message.queues), *tick.message.queues),
+        *(len(tick.message.commands), *commands),
     ]
 
 
 def _pass(run: Pass) -> list[Any]:
     return [
-        *("pass", run.entry, run.version, run.first, run.last, run.count, _time(run.following)),
+        *("pass", run.entry, run.version, run.digest, run.first, run.last, run.count, _time(run.following)),
         *(run.outcome, run.reason),
     ]
 

@@ -5,26 +5,30 @@
 --    2  term     hash    token, nonce, holder, since, lease: sealed when the lock was taken
 --    3  entries  hash    entry -> definition, JSON with its version; a field `generation`
 --    4  last     hash    entry -> mark: highest fire time decided, in microseconds; only grows; a field `generation`
---    5  due      zset    entry, scored by its next fire time in milliseconds
+--    5  due      zset    entry, scored by when it is next due, in milliseconds
 --    6  flags    hash    scope -> stop; fields `generation` and `renewed` (us), without which the flags are unknown
 --    7  audit    stream  one record for every decision below
---   8+  queue    list    where the messages go
+--    8  paused   hash    entry -> who paused it; whatever it says, the entry is paused
+--    9  emitted  hash    entry -> fire time of its last emitted tick, in microseconds
+--  10+  queue    list    where the messages go; a stream for the outbox
 --
 -- ARGV  token, nonce, `lock` or `term` (what carries the term), lease in ms, holder, sender's clock in us, tolerance in us,
 --       flags generation that the sender read (empty: no effect store), most audit records, number of ticks; then for each
---         emit, entry, version, fire time, next fire time (empty: never), task id, message id,
---               number of scopes, scopes, number of commands, then for each: lpush, index of its key, message
+--         emit, entry, version, SHA-1 of the definition it was computed from (empty: not known), fire time,
+--               when it is next due (us; empty: never), task id, message id, 1 where its task is guarded (else empty),
+--               number of queues, queues, number of commands, then for each: lpush, index of its key, message
 --                                                                          pexpire, index of its key, ms
 --                                                                          publish, channel, message
---         pass, entry, version, first fire time, last fire time, how many, next fire time, outcome, reason
+--                                                                          xadd, index of its key, message
+--         pass, entry, version, SHA-1, first fire time, last fire time, how many, when it is next due, outcome, reason
 -- Returns {fenced, token sealed}, {unknown, record}, {clock, server time} for the batch, and then nothing is decided; else
---       {committed, server time, outcome of each tick}: emitted, unroutable, paused, duplicate, or a pass's own outcome;
---       changed (another version is stored), early (later than the server's time), refused (its queue is no list): these
---       three, and whatever of the same entry follows them, stay due.
+--       {committed, server time, outcome of each tick}: emitted, unroutable, paused (by a stop), duplicate, or a pass's own
+--       outcome; changed (another version is stored), held (the entry is paused), early (later than the server's time),
+--       refused (its queue is no list): these four, and whatever of the same entry follows them, stay open.
 --       {unusable, key, text} for a record that cannot be read.
 -- Order: all checks, types and numbers included, then all writes. Redis does not undo a script that fails half way.
 
-local lock, term, entries, last, due, flags, audit = unpack(KEYS, 1, 7)
+local lock, term, entries, last, due, flags, audit, paused, emitted = unpack(KEYS, 1, 9)
 local token, nonce, carrier, lease, holder = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local sender_now, tolerance, seen, keep = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], ARGV[9]
 local FRESH = 2000000 -- a stop must be in force within 2 s, so older flags are unknown
@@ -36,7 +40,7 @@ local function whole(value)
   return number
 end
 
-for i, want in ipairs({'string', 'hash', 'hash', 'hash', 'zset', 'hash', 'stream'}) do
+for i, want in ipairs({'string', 'hash', 'hash', 'hash', 'zset', 'hash', 'stream', 'hash', 'hash'}) do
   local kind = redis.call('TYPE', KEYS[i]).ok
   if kind ~= 'none' and kind ~= want then
     return {'unusable', KEYS[i], 'a ' .. kind .. ', not a ' .. want}
@@ -60,19 +64,20 @@ local function number_or_never(value)
   if not number then error('not a time: ' .. value) end
   return number
 end
+local WANTED = {lpush = 'list', pexpire = 'list', xadd = 'stream'}
 local function read_tick()
-  local tick = {kind = take(), entry = take(), version = take()}
+  local tick = {kind = take(), entry = take(), version = take(), digest = take()}
   if tick.kind == 'emit' then
     tick.fire = assert(whole(take()), 'not a fire time')
     tick.following = number_or_never(take())
-    tick.task_id, tick.message_id = take(), take()
-    tick.scopes, tick.commands = {}, {}
-    for i = 1, assert(whole(take()), 'not a number of scopes') do tick.scopes[i] = take() end
+    tick.task_id, tick.message_id, tick.guarded = take(), take(), take()
+    tick.queues, tick.commands = {}, {}
+    for i = 1, assert(whole(take()), 'not a number of queues') do tick.queues[i] = take() end
     for i = 1, assert(whole(take()), 'not a number of commands') do
       local command = {name = take(), where = take(), value = take()}
-      if command.name == 'lpush' or command.name == 'pexpire' then
+      if WANTED[command.name] then
         local index = assert(whole(command.where), 'not the index of a key')
-        command.key = assert(KEYS[7 + index], 'no such key')
+        command.key = assert(KEYS[9 + index], 'no such key')
         if command.name == 'pexpire' then assert(whole(command.value), 'not a time limit') end
       else
         assert(command.name == 'publish', 'not a command')
@@ -118,28 +123,38 @@ if seen ~= '' then
 end
 if sender_now > now + tolerance then return {'clock', text(now)} end
 
-local marks, waits, refused = {}, {}, {}
-local function queues_are_lists(tick)
+local kinds, stops, marks, refused = {}, {}, {}, {}
+local stopping = redis.call('HLEN', flags) > 1 + redis.call('HEXISTS', flags, 'renewed') -- any scope at all
+local pausing = redis.call('HLEN', paused) > 0
+local function queues_are_right(tick)
   for _, command in ipairs(tick.commands) do
-    if command.name ~= 'publish' then
-      local kind = redis.call('TYPE', command.key).ok
-      if kind ~= 'none' and kind ~= 'list' then return false end
+    local want = WANTED[command.name]
+    if want then
+      local kind = kinds[command.key] or redis.call('TYPE', command.key).ok
+      kinds[command.key] = kind
+      if kind ~= 'none' and kind ~= want then return false end
     end
   end
   return true
 end
+local function stop_of(scope)
+  if stops[scope] == nil then stops[scope] = redis.call('HGET', flags, scope) end
+  return stops[scope] and scope .. ': ' .. stops[scope] -- whatever it says: what cannot be read is no permission
+end
 local function stopped(tick)
-  for _, scope in ipairs(tick.scopes) do
-    local flag = redis.call('HGET', flags, scope)
-    if flag then return scope .. ': ' .. flag end -- whatever it says: what cannot be read is no permission
-  end
+  if not stopping then return nil end
+  local reason = stop_of('all') or stop_of('entry:' .. tick.entry)
+  for _, queue in ipairs(tick.queues) do reason = reason or stop_of('queue:' .. queue) end
+  return reason or nil
+end
+local function is_version(stored, tick)
+  if not stored then return false end
+  if tick.digest ~= '' and redis.sha1hex(stored) == tick.digest then return true end -- the very text; spares reading it
+  local known, definition = pcall(cjson.decode, stored)
+  return known and type(definition) == 'table' and definition.version == tick.version
 end
 local function decide(tick)
-  local stored = redis.call('HGET', entries, tick.entry)
-  local known, definition = pcall(cjson.decode, stored or '')
-  if not stored or not known or type(definition) ~= 'table' or definition.version ~= tick.version then
-    return 'changed'
-  end
+  if not is_version(redis.call('HGET', entries, tick.entry), tick) then return 'changed' end
   local mark = marks[tick.entry] or redis.call('HGET', last, tick.entry)
   if not mark then return 'changed' end
   if type(mark) == 'string' then
@@ -147,16 +162,19 @@ local function decide(tick)
     if not mark then return nil, tick.entry end
   end
   if tick.fire > now then return 'early' end
+  tick.held = pausing and redis.call('HEXISTS', paused, tick.entry) == 1
   if tick.fire <= mark then return 'duplicate' end
+  if tick.held then return 'held' end
   if tick.kind == 'pass' then return tick.outcome end
-  if not queues_are_lists(tick) then return 'refused' end
+  if not queues_are_right(tick) then return 'refused' end
   tick.reason = stopped(tick)
   if tick.reason then return 'paused' end
   if #tick.commands == 0 then return 'unroutable' end
   return 'emitted'
 end
 
-local STAYS = {changed = true, early = true, refused = true}
+local STAYS = {changed = true, held = true, early = true, refused = true}
+local moved, nexts, sent, pushed, lists, others = {}, {}, {}, {}, {}, {}
 for _, tick in ipairs(ticks) do
   local result, broken = refused[tick.entry], nil
   if not result then result, broken = decide(tick) end
@@ -165,37 +183,73 @@ for _, tick in ipairs(ticks) do
   if STAYS[result] then
     refused[tick.entry] = result
   elseif result ~= 'duplicate' then
+    if not marks[tick.entry] then moved[#moved + 1] = tick.entry end
     marks[tick.entry] = tick.fire
+    nexts[tick.entry] = tick.following or false
+    if result == 'emitted' then
+      sent[#sent + 1], sent[#sent + 2] = tick.entry, text(tick.fire)
+      for _, command in ipairs(tick.commands) do
+        if command.name == 'lpush' then
+          local list = lists[command.key]
+          if not list then
+            list = {}
+            lists[command.key], pushed[#pushed + 1] = list, command.key
+          end
+          list[#list + 1] = command.value
+        else
+          others[#others + 1] = command
+        end
+      end
+    end
   end
 end
 
 -- From here on only writes. The first one needs memory, so a full server refuses the batch there or not at all.
+local function each(values, call) -- in calls that Lua's stack bears
+  for from = 1, #values, 500 do call(unpack(values, from, math.min(from + 499, #values))) end
+end
+local new_marks, new_times, over = {}, {}, {}
+for _, entry in ipairs(moved) do
+  new_marks[#new_marks + 1], new_marks[#new_marks + 2] = entry, text(marks[entry])
+  if nexts[entry] then
+    new_times[#new_times + 1], new_times[#new_times + 2] = text(math.ceil(nexts[entry] / 1000)), entry
+  else
+    over[#over + 1] = entry
+  end
+end
+each(new_marks, function(...) redis.call('HSET', last, ...) end)
+for _, key in ipairs(pushed) do
+  each(lists[key], function(...) redis.call('LPUSH', key, ...) end)
+end
+for _, command in ipairs(others) do
+  if command.name == 'xadd' then
+    redis.call('XADD', command.key, '*', 'message', command.value)
+  else
+    redis.call(string.upper(command.name), command.key, command.value)
+  end
+end
+each(sent, function(...) redis.call('HSET', emitted, ...) end)
+for _, tick in ipairs(ticks) do
+  if tick.result == 'duplicate' and tick.following and not tick.held then
+    redis.call('ZADD', due, 'GT', text(math.ceil(tick.following / 1000)), tick.entry)
+  end
+end
+each(new_times, function(...) redis.call('ZADD', due, ...) end)
+each(over, function(...) redis.call('ZREM', due, ...) end)
 local reply = {'committed', text(now)}
 for i, tick in ipairs(ticks) do
   local result = tick.result
   reply[i + 2] = result
-  if result == 'duplicate' then
-    if tick.following then redis.call('ZADD', due, 'GT', text(math.ceil(tick.following / 1000)), tick.entry) end
-  elseif not STAYS[result] then
-    redis.call('HSET', last, tick.entry, text(tick.fire))
-    if result == 'emitted' then
-      for _, command in ipairs(tick.commands) do
-        redis.call(string.upper(command.name), command.key, command.value)
-      end
-    end
-    if tick.following then
-      redis.call('ZADD', due, text(math.ceil(tick.following / 1000)), tick.entry)
-    else
-      redis.call('ZREM', due, tick.entry)
-    end
-  end
   local fields = {'outcome', result, 'entry', tick.entry, 'fire_time', text(tick.fire), 'token', token,
     'holder', holder}
   local function add(name, value)
     if value then fields[#fields + 1], fields[#fields + 2] = name, value end
   end
   add('task_id', tick.task_id)
-  add('message_id', result == 'emitted' and tick.message_id)
+  if result == 'emitted' then
+    add('message_id', tick.message_id)
+    add('guarded', tick.guarded ~= '' and tick.guarded)
+  end
   add('reason', tick.reason)
   if tick.kind == 'pass' then add('first', text(tick.first)) add('count', text(tick.count)) end
   redis.call('XADD', audit, 'MAXLEN', '~', keep, '*', unpack(fields))
