@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencebeat.catchup import LIMIT, CatchUp
-from fencebeat.entries import rule_of
 from fencebeat.firetimes import fire_times
+from fencebeat.schedules import rule_of
 
 SECOND = 1_000_000
 

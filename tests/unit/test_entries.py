@@ -41,7 +41,12 @@ def test_a_start_anchors_an_interval() -> None:
         ({**LINE, "fencebeat": {"grace": 3}}, "two leases"),
         ({**LINE, "fencebeat": {"grace": "30"}}, "number of seconds"),
         ({**LINE, "fencebeat": {"start": datetime(2026, 1, 1)}}, "time zone"),  # noqa: DTZ001 - the mistake
-        ({**LINE, "fencebeat": {"overlap": "skip"}}, "overlap"),
+        ({**LINE, "fencebeat": {"overlap": "cancel_other"}}, "allow or skip"),
+        ({**LINE, "fencebeat": {"jitter": -1}}, "jitter"),
+        ({**LINE, "fencebeat": {"jitter": float("nan")}}, "jitter"),
+        ({**LINE, "fencebeat": {"jitter": True}}, "number of seconds"),
+        ({**LINE, "fencebeat": {"rest": 1}}, "rest"),
+        ({"task": "t", "schedule": crontab(), "fencebeat": {"start": datetime.now(UTC)}}, "for intervals"),
         ({**LINE, "retries": 3}, "retries"),
         ({**LINE, "args": (object(),)}, "not JSON"),
     ],

@@ -12,8 +12,8 @@ from celery.schedules import crontab
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencebeat.entries import rule_of
 from fencebeat.firetimes import Crontab, Interval, fire_times, next_fire_time, next_fire_times
+from fencebeat.schedules import rule_of
 from tests.support.crontabs import MINUTE, scan
 
 ZONES = (

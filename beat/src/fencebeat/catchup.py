@@ -10,7 +10,7 @@ The grace is at least two leases, so that `skip` loses no tick of a handover.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -53,7 +53,7 @@ class CatchUp:
     @property
     def text(self) -> str:
         """The policy as it is written in the schedule."""
-        return self.kind if self.window is None else f"window={self.window:g}s"
+        return self.kind if self.window is None else f"window={self.window:.0f}s"
 
     @classmethod
     def of(cls, text: str, *, grace: float | None = None, lease: float = 5.0) -> Self:
@@ -72,18 +72,21 @@ class CatchUp:
             return cls(kind="window", grace=allowed, window=float(int(match[1]) * _UNITS[match[2]]))
         raise ValueError(f"`catchup` is {text!r}. Use skip, latest, all, or for example window=30m.")
 
-    def plan(self, open_times: Iterable[int], now: int) -> Plan:
-        """Decide about `open_times` (ascending, none later than `now`, microseconds)."""
+    def plan(self, open_times: Iterable[int], now: int, *, due_at: Callable[[int], int] | None = None) -> Plan:
+        """Decide about `open_times` (ascending, none later than `now`, microseconds).
+
+        due_at: from when on a fire time counts as late, where that is not itself (jitter); ascending, too.
+        """
         times = open_times if isinstance(open_times, range) else tuple(open_times)
         match self.kind:
             case "latest":
                 return _newest(times, 1, "superseded", "latest: a newer fire time is emitted in its place")
             case "skip":
                 oldest = now - round(self.grace * SECOND)
-                return _since(times, oldest, f"skip: later than the grace of {self.grace:g} s")
+                return _since(times, oldest, due_at, f"skip: later than the grace of {self.grace:g} s")
             case "window":
                 oldest = now - round((self.window or 0) * SECOND)
-                return _since(times, oldest, f"window: older than {self.window:g} s")
+                return _since(times, oldest, due_at, f"window: older than {self.window:g} s")
             case _:
                 return _newest(times, LIMIT, "skipped", _BEYOND)
 
@@ -95,8 +98,8 @@ def _newest(times: Sequence[int], count: int, outcome: str, reason: str) -> Plan
     return Plan(_passed(times[:-count], outcome, reason), tuple(times[-count:]))
 
 
-def _since(times: Sequence[int], oldest: int, reason: str) -> Plan:
-    first = bisect_left(times, oldest)
+def _since(times: Sequence[int], oldest: int, due_at: Callable[[int], int] | None, reason: str) -> Plan:
+    first = bisect_left(times, oldest, key=due_at)
     rest = _newest(times[first:], LIMIT, "skipped", _BEYOND)
     return Plan((*_passed(times[:first], "skipped", reason), *rest.passed), rest.emit)
 

@@ -27,7 +27,7 @@ HORIZON_YEARS = 41
 _EPOCH = date(1970, 1, 1).toordinal()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Crontab:
     """A crontab rule, its fields already expanded to the numbers that match (Sunday is 0)."""
 
@@ -39,7 +39,7 @@ class Crontab:
     elapsed: bool  # the hour field has `*` or a step: every matching instant counts, not once a date
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
     """A rule that fires every `every` microseconds, counted from `anchor`."""
 

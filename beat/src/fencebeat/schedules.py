@@ -1,0 +1,117 @@
+"""Schedules as people write them, and the rules they mean: Celery's objects and one line of text, both ways.
+
+    30 2 * * mon-fri             a crontab: minute, hour, day of month, month, day of week
+    every 30 s                   an interval; seconds, with a fraction if need be
+
+What `text_of` writes, `read_rule` reads back as the same rule. Equal rules are one object, so that 100,000 entries need
+little memory. May import: the standard library, Celery's schedules. Must never know: entries, who leads, what Redis is.
+"""
+
+import re
+from dataclasses import fields
+from datetime import timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from celery.schedules import ParseException, crontab, schedule
+
+from fencebeat.firetimes import SECOND, Crontab, Interval, Rule
+
+_KEPT = 16_384  # rules and texts remembered: more different ones only cost memory
+_FIELDS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+_EVERY = re.compile(r"every (\d+(?:\.\d{1,6})?) s")
+
+
+def rule_of(value: Any, start: int | None = None) -> Rule:
+    """The rule of a `schedule` as Celery takes it: crontab, `schedule`, timedelta or a number of seconds.
+
+    start: microseconds since the epoch from which an interval counts; None is the epoch. Raises TypeError and
+    ValueError with the reason.
+    """
+    if isinstance(value, crontab):
+        if start is not None:
+            raise ValueError("`start` is for intervals: a crontab's times are fixed. Remove it.")
+        return _one(_crontab(value))
+    return _one(_interval(_seconds(value), start))
+
+
+def text_of(value: Any) -> str:
+    """A schedule that `rule_of` takes, as one line of text."""
+    if isinstance(value, crontab):
+        return " ".join(_field(getattr(value, f"_orig_{name}")) for name in _FIELDS)
+    every = _interval(_seconds(value), None).every
+    whole, rest = divmod(every, SECOND)
+    return f"every {whole}" + (f".{rest:06d}".rstrip("0") if rest else "") + " s"
+
+
+@lru_cache(maxsize=_KEPT)
+def read_rule(text: str, start: int | None = None) -> Rule:
+    """The rule that a line of text means. Raises ValueError with the reason."""
+    return rule_of(read_schedule_text(text), start)
+
+
+def read_schedule_text(text: str) -> Any:
+    """A line of text as a schedule that `rule_of` takes. Raises ValueError with the reason."""
+    if match := _EVERY.fullmatch(text):
+        return timedelta(microseconds=int(Decimal(match[1]) * SECOND))
+    if len(text.split()) != len(_FIELDS):
+        raise ValueError(f"{text!r} is no schedule. Use five crontab fields, or for example `every 30 s`.")
+    try:
+        return crontab.from_string(text)
+    except (ParseException, ValueError, KeyError) as error:
+        raise ValueError(f"{text!r} is no crontab: {error}") from None
+
+
+def _crontab(value: crontab) -> Crontab:
+    hour = str(value._orig_hour)  # noqa: SLF001 - the only place that still knows of `*` and steps
+    return Crontab(
+        minutes=_numbers(frozenset(value.minute)),
+        hours=_numbers(frozenset(value.hour)),
+        days=_numbers(frozenset(value.day_of_month)),
+        months=_numbers(frozenset(value.month_of_year)),
+        weekdays=_numbers(frozenset(value.day_of_week)),
+        elapsed="*" in hour or "/" in hour,
+    )
+
+
+def _interval(seconds: float, start: int | None) -> Interval:
+    every = round(seconds * SECOND)
+    if every < SECOND // 10:
+        raise ValueError("its interval is shorter than 0.1 s. Use a longer one.")
+    return Interval(every=every, anchor=(start or 0) % every)
+
+
+def _seconds(value: Any) -> float:
+    if type(value) is schedule:
+        value = value.run_every
+    if isinstance(value, timedelta):
+        return value / timedelta(seconds=1)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        kind = f"{type(value).__module__}.{type(value).__name__}"
+        raise TypeError(f"a schedule of type {kind} is not supported. Use a crontab, a timedelta or seconds.")
+    return value
+
+
+def _field(value: Any) -> str:
+    if isinstance(value, str | int):
+        return "".join(str(value).split())
+    return ",".join(map(str, sorted(value)))
+
+
+@lru_cache(maxsize=_KEPT)
+def _one(rule: Rule) -> Rule:
+    """The same rule for every entry that has it."""
+    return rule
+
+
+@lru_cache(maxsize=_KEPT)
+def _numbers(numbers: frozenset[int]) -> frozenset[int]:
+    """The same set for every rule that has it: sixty minutes alone take 2 KB."""
+    return numbers
+
+
+def plain(rule: Rule) -> list[Any]:
+    """A rule as JSON can say it, the same in every process."""
+    facts = sorted((field.name, getattr(rule, field.name)) for field in fields(rule))
+    return [type(rule).__name__, [[name, sorted(v) if isinstance(v, frozenset) else v] for name, v in facts]]
