@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format chaos bench bench-drain bench-scale bench-takeover bench-freeze install install-dev install-bench pins
+.PHONY: help run test lint format chaos bench bench-drain bench-scale bench-takeover bench-freeze install install-dev install-bench pins rabbitmq
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -42,7 +42,14 @@ install-bench: $(BIN)/.bench # and the peers that the benchmarks measure us agai
 run: install ## Run the main job here: make run [CORPUS=folder] [ONCE=1]
 	@exec $(BIN)/fencebeat up --with-parent $(if $(CORPUS),--corpus "$(CORPUS)") $(if $(ONCE),--once)
 
-test: install-dev ## Run all tests on real servers: make test [ARGS="-k fence"] [JOBS=3]
+rabbitmq: ## Install RabbitMQ where it is missing: only tests need it (Debian, as root; else it says what is skipped)
+	@test -x /usr/lib/rabbitmq/bin/rabbitmq-server || test -n "$$RABBITMQ_URL" || { \
+	  test "`id -u`" = 0 && command -v apt-get >/dev/null && echo "Installing RabbitMQ for the tests of the outbox" && \
+	  apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+	  apt-get install -qq --no-install-recommends rabbitmq-server >/dev/null; } || \
+	  echo "RabbitMQ is missing and was not installed (Debian: apt-get install rabbitmq-server): its tests are skipped, in CI they fail."
+
+test: install-dev rabbitmq ## Run all tests on real servers: make test [ARGS="-k fence"] [JOBS=3]
 ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else

@@ -1,7 +1,7 @@
 """Fixtures for every level: one real server of each kind per run, and for each test a corner of its own in it.
 
-REDIS_URL, POSTGRES_URL, OPENSEARCH_URL and ETCD_URL name existing servers to use instead. Of an existing Redis the
-tests own databases 1-15, which they empty.
+REDIS_URL, POSTGRES_URL, OPENSEARCH_URL, ETCD_URL and RABBITMQ_URL name existing servers to use instead. Of an existing
+Redis the tests own databases 1-15, which they empty.
 """
 
 import itertools
@@ -62,6 +62,13 @@ def etcd_url(tmp_path_factory):
     """An etcd of one member for the whole run; tests use `namespace`."""
     with running("etcd", tmp_path_factory.mktemp("etcd-server")) as addresses:
         yield addresses.etcd_url
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url(tmp_path_factory):
+    """A RabbitMQ for the whole run; each test names its queues and exchanges after its `namespace`."""
+    with running("rabbitmq", tmp_path_factory.mktemp("rabbitmq-server")) as addresses:
+        yield addresses.rabbitmq_url
 
 
 @pytest.fixture

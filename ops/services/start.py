@@ -8,13 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from ops.services import etcd, postgres, valkey
+from ops.services import etcd, postgres, rabbitmq, valkey
 from ops.services.errors import ServerMissing
 from ops.services.keeping import Child, Keeper
 from ops.services.opensearch import server as opensearch
 
 #: Servers by the environment variable whose address is used instead.
-VARIABLES = {"valkey": "REDIS_URL", "postgres": "POSTGRES_URL", "opensearch": "OPENSEARCH_URL", "etcd": "ETCD_URL"}
+VARIABLES = {
+    "valkey": "REDIS_URL",
+    "postgres": "POSTGRES_URL",
+    "opensearch": "OPENSEARCH_URL",
+    "etcd": "ETCD_URL",
+    "rabbitmq": "RABBITMQ_URL",
+}
 
 
 @dataclass(frozen=True)
@@ -25,11 +31,12 @@ class Addresses:
     postgres_url: str | None = field(default=None, repr=False)
     opensearch_url: str | None = field(default=None, repr=False)
     etcd_url: str | None = field(default=None, repr=False)
+    rabbitmq_url: str | None = field(default=None, repr=False)
     missing: Mapping[str, ServerMissing] = field(default_factory=dict)
 
     def environ(self) -> dict[str, str]:
         """The addresses as environment variables."""
-        values = (self.redis_url, self.postgres_url, self.opensearch_url, self.etcd_url)
+        values = (self.redis_url, self.postgres_url, self.opensearch_url, self.etcd_url, self.rabbitmq_url)
         return {name: value for name, value in zip(VARIABLES.values(), values, strict=True) if value}
 
 
@@ -108,6 +115,8 @@ class Services:
                 return postgres.start(self.keeper, self.state_dir, self._durable)
             case "opensearch":
                 return opensearch.start(self.keeper, self.state_dir, self._environ, self._cancelled)
+            case "rabbitmq":
+                return rabbitmq.start(self.keeper, self.state_dir)
             case _:
                 return etcd.start(self.keeper, self.state_dir)
 
