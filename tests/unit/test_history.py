@@ -55,3 +55,19 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
 
     assert list(history.read(path)) == [{"seq": 1}]
     assert list(history.read(tmp_path / "absent")) == []
+
+
+def test_a_follower_gives_what_read_gives_and_leaves_out_a_line_that_is_being_written(tmp_path):
+    path = tmp_path / "history.jsonl"
+    follower = history.Follower(path)
+    assert follower.lines() == []
+    written = history.History(path, "one")
+    written.write("event", event="first")
+    with path.open("ab") as file:
+        file.write(b'{"t": 1, "pro')
+    assert follower.lines() == list(history.read(path))
+    assert len(follower.lines()) == 1
+    with path.open("ab") as file:
+        file.write(b'c": "two"}\n')
+    assert follower.lines() == list(history.read(path))
+    assert len(follower.lines()) == 2

@@ -42,6 +42,7 @@ class History:
 
 _current: History | None = None
 _known: str | None = None
+_opening = threading.Lock()
 
 
 def record(kind: str, **facts: Any) -> None:
@@ -49,8 +50,11 @@ def record(kind: str, **facts: Any) -> None:
     global _current, _known  # noqa: PLW0603 - one file per process, opened at the first line
     path = os.environ.get("FENCEBEAT_HISTORY")
     if path != _known:
-        _known = path
-        _current = History(Path(path), os.environ.get("FENCEBEAT_PROC", f"pid-{os.getpid()}")) if path else None
+        with _opening:  # known last: another thread must not find the path known and the file not yet open
+            if path != _known:
+                proc = os.environ.get("FENCEBEAT_PROC", f"pid-{os.getpid()}")
+                _current = History(Path(path), proc) if path else None
+                _known = path
     if _current is not None:
         _current.write(kind, **facts)
 
@@ -62,3 +66,23 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
             yield json.loads(line)
+
+
+class Follower:
+    """A history file read as it grows: each line is parsed once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0  # bytes
+        self._lines: list[dict[str, Any]] = []
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines so far, oldest first, as `read` gives them. The list is the follower's own: do not change it."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._lines.extend(json.loads(line) for line in whole.splitlines())
+            self._read += len(whole)
+        return self._lines

@@ -58,10 +58,14 @@ class Beat:
         self._signal(signal.SIGKILL)
         self.process.wait(10)
 
+    def terminate(self) -> None:
+        """SIGTERM; does not wait."""
+        self._signal(signal.SIGTERM)
+
     def stop(self, at_most: float = 10.0) -> int:
         """SIGTERM; waits and returns the exit code. Raises NotSeen when it stays."""
         if self.alive:
-            self._signal(signal.SIGTERM)
+            self.terminate()
         try:
             return self.process.wait(at_most)
         except subprocess.TimeoutExpired:
@@ -104,6 +108,7 @@ class Cluster:
         self.redis_url, self.settings, self.environment = redis_url, settings, environment or {}
         self.beats: list[Beat] = []
         self.nemesis = history.History(self.history, "nemesis")
+        self._follower = history.Follower(self.history)
 
     def start_beat(self, name: str | None = None, *, failpoints: str = "", **environment: str) -> Beat:
         """Start one; it does not wait for anything."""
@@ -138,14 +143,18 @@ class Cluster:
 
     def lines(self) -> Iterator[Line]:
         """The history so far."""
-        return history.read(self.history)
+        return iter(self._follower.lines())
 
     def wait_for(self, what: Callable[[Line], bool], at_most: float = 15.0, after: float = 0.0) -> Line:
         """The first history line later than `after` (CLOCK_BOOTTIME) for which `what` holds. Raises NotSeen."""
         found: list[Line] = []
+        looked_at = 0  # a long drive has a long history: each line is looked at once
 
         def look() -> bool:
-            found.extend(line for line in self.lines() if line["t"] > after and what(line))
+            nonlocal looked_at
+            lines = self._follower.lines()
+            found.extend(line for line in lines[looked_at:] if line["t"] > after and what(line))
+            looked_at = len(lines)
             return bool(found)
 
         self.poll(look, at_most, "no such line in the history")
