@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fencebeat import __version__
-from fencebeat.cli import beats
+from fencebeat.cli import beats, check
 from fencebeat.cli.answers import App, Exit, examples
 from fencebeat.errors import FencebeatError, Refused, UnknownEntry
 
@@ -42,6 +42,7 @@ def application() -> typer.Typer:
     made = typer.Typer(name="fencebeat", no_args_is_help=True, add_completion=True, rich_markup_mode="rich")
     made.callback(epilog=examples("fencebeat leader show", "fencebeat -A proj schedule list --json"))(_root)
     beats.add(made)
+    check.add(made)
     for point in entry_points(group="fencebeat.commands"):
         try:
             point.load()(made)
