@@ -80,6 +80,36 @@ class UnknownEntry(FencebeatError):
     """
 
 
+class EntryExists(Refused):
+    """Nothing was done: there is an entry {name} already.
+    Use another name, or change it: `fencebeat schedule edit {name}`.
+    """
+
+
+class StaticEntry(Refused):
+    """Nothing was done: entry {name} comes from beat_schedule, and the next leader would write it back.
+    Change it there and restart the beats. To stop it now: `fencebeat schedule pause {name}`.
+    """
+
+
+class ClocksDiffer(Refused):
+    """Nothing was done: this host's clock and the store's differ by {seconds:.1f} s.
+    Set both clocks by NTP, then try again: a change counts from the time at which it is made.
+    """
+
+
+class EntryMoves(Retryable):
+    """Nothing was done: entry {name} went on changing while it was edited ({attempts} attempts).
+    Somebody else may be editing it. Look at it (`fencebeat schedule show {name}`), then try again.
+    """
+
+
+class FiresTooOften(Permanent):
+    """Entry {name} would be emitted more often than it fires: its tick of {fire_time} us was emitted in this term.
+    Its mark in the store was set back more than once. The other entries go on; look at who writes to the store.
+    """
+
+
 class UncapturedWrite(Permanent):
     """Publishing tried to write {command} {key} to the broker by itself.
     Nothing was sent: only the commit script may put messages on a queue. Look for a patched channel.
@@ -101,6 +131,42 @@ class ClockRefused(Retryable):
 class ClockJumped(FencebeatError):
     """The store's clock went forward by {days:.1f} days at once, so nothing is emitted.
     If the new time is wrong, set it right: emission goes on. If it is right, restart the beats to accept it.
+    """
+
+
+class UnreadableRow(Permanent):
+    """Row {row} of the outbox cannot be read: {why}
+    It stays where it is and is not published; the others are. Look at it (XRANGE), and delete it if nobody needs it.
+    """
+
+
+class BrokerGone(Retryable):
+    """The broker does not take messages: {why}
+    What is due stays in the outbox and is published later, under the same ids. Check that it runs ({address}).
+    """
+
+
+class OutboxFull(Retryable):
+    """{rows} messages wait in the outbox, as many as may (fencebeat_outbox_limit), so nothing more is emitted.
+    Due ticks stay due. Look why nothing is published: is the broker down, or a stop in force? `fencebeat outbox`
+    """
+
+
+class ClaimLost(Fenced):
+    """The tick {task_id} is no longer claimed by attempt {attempt}: another attempt has taken it over.
+    Roll the transaction back: its effect belongs to that attempt. This message is tried again later.
+    """
+
+
+class NoTransaction(Refused):
+    """Nothing was done: closing tick {task_id} needs an open transaction, and this connection is in autocommit.
+    Begin a transaction first, write the effect in it, close the tick in it, then commit.
+    """
+
+
+class NotInPostgres(Refused):
+    """Nothing was done: the claim of tick {task_id} is not in Postgres, so it cannot close in a transaction.
+    Set fencebeat_claims to the Postgres that the effect is written to, or leave the closing to the guard.
     """
 
 

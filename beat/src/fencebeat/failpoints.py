@@ -22,9 +22,10 @@ from fencebeat.errors import ImpossibleConfiguration
 from fencebeat.history import record
 
 STEPS = {
-    "beat": ("acquire", "renew", "recover", "commit", "resign"),
+    "beat": ("acquire", "renew", "recover", "commit", "publish", "resign"),
     "index": ("acquire", "read", "chunk", "embed", "stage", "write", "refresh", "commit", "collect", "purge"),
     "switch": ("read", "apply"),
+    "task": ("claim", "ack"),
 }
 """Every failpoint there is; a name in the code and not here, or here and in no test, fails the build."""
 
