@@ -36,9 +36,12 @@ from fencebeat.errors import (
     StoreUnknown,
     StoreUnreachable,
 )
+from fencebeat.flagmemory import FlagMemory
 from fencebeat.flags import FlagKeeper
 from fencebeat.history import record
 from fencebeat.lease import Term
+from fencebeat.outbox import Publisher
+from fencebeat.outbox_capture import OutboxRenderer
 from fencebeat.recovery import Recovery
 from fencebeat.render import Renderer
 from fencebeat.rounds import Rounds
@@ -136,6 +139,10 @@ class Election:
         self.copier = (
             AuditCopier(effects, broker.client(timing.call_timeout, name="fencebeat-audit"), keys) if effects else None
         )
+        self.memory: FlagMemory | None = None
+        if effects is None:
+            remembering = broker.client(timing.call_timeout, name="fencebeat-flags")
+            self.memory = FlagMemory(remembering, keys, on_unknown=configuration.on_unknown)
         recovering = broker.client(timing.call_timeout, name="fencebeat-recover")
         self.elector = Elector(
             lock,
@@ -143,11 +150,30 @@ class Election:
             clock=self._clock,
             floor=effects.floor if effects is not None else None,
             permit=self._permit,
-            prepare=Recovery(recovering, keys, carrier=lock.carrier, effects=effects, keeper=self.keeper),
+            prepare=Recovery(
+                recovering,
+                keys,
+                carrier=lock.carrier,
+                effects=effects,
+                keeper=self.keeper,
+                memory=self.memory,
+                renew=lock.renew,
+            ),
             wake=lambda: self._mail.put(None),
             watchdog=Watchdog(),
         )
+        self.publisher: Publisher | None = None
         self._renderer = Renderer(app, configuration.namespace, timing.call_timeout)
+        if configuration.outbox:
+            self._renderer = OutboxRenderer(app, configuration.namespace, timing.call_timeout, key=keys.outbox)
+            self.publisher = Publisher.of(
+                app,
+                configuration,
+                clock=self._clock,
+                leading=self.elector.leading,
+                flags_generation=lambda: self.keeper.generation if self.keeper is not None else None,
+                carrier=lock.carrier,
+            )
         self.rounds = Rounds(
             Store(
                 broker.client(timing.call_timeout, name="fencebeat-ticks"),
@@ -170,6 +196,10 @@ class Election:
             self.keeper.start()
         if self.copier is not None:
             self.copier.start()
+        if self.memory is not None:
+            self.memory.start()
+        if self.publisher is not None:
+            self.publisher.start()
         self.elector.start()
 
     def turn(self) -> None:
@@ -188,6 +218,9 @@ class Election:
     def _round(self, term: Term) -> float:
         """One round; returns how long to wait. Everything that can go wrong here is a state, not an end."""
         try:
+            if self.publisher is not None:
+                self.publisher.wake()  # what the round before has committed
+                self.publisher.check_room()
             seconds = self.rounds.run(term)
         except Fenced as error:
             record("event", event="fence.rejected", token=term.token)
@@ -244,6 +277,8 @@ class Election:
         """Resign and end the threads. May interrupt `turn` anywhere: it shares nothing with it but flags and mail."""
         self._stopped = True
         self._mail.put(None)
+        if self.publisher is not None:
+            self.publisher.stop()  # while the term is still ours
         self.elector.stop()
 
 
