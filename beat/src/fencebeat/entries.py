@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Literal, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -29,11 +29,13 @@ from kombu.utils.json import JSONEncoder, loads
 from fencebeat.catchup import CatchUp, Plan
 from fencebeat.errors import UnusableEntry
 from fencebeat.firetimes import SECOND, Rule, fire_times, next_fire_time
-from fencebeat.schedules import plain, read_rule, rule_of, text_of
+from fencebeat.schedules import plain, read_rule, read_schedule_text, rule_of, text_of
 from fencebeat.ticks import tick_id
 
 RESERVED = "generation"
 """A field of the records that hold entries and marks; no entry may have this name."""
+EXTRA = "!now"
+"""How the name of an extra run ends (`requests`), so no entry's name may."""
 MOST_JITTER = 86_400.0
 """Seconds; more would be another schedule."""
 
@@ -42,6 +44,7 @@ Overlap = Literal["allow", "skip"]
 
 _KEYS = {"task", "schedule", "args", "kwargs", "options", "relative", "fencebeat"}
 _POLICIES = {"zone", "catchup", "grace", "start", "jitter", "overlap"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NOTHING: Mapping[str, Any] = {}  # shared by all entries without keywords; nobody writes to it
 
 
@@ -255,8 +258,22 @@ def _listed(value: Any) -> Any:
     return [_listed(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
+def line_of(entry: Entry) -> dict[str, Any]:
+    """The line of `beat_schedule` that makes this entry: what an edit begins with."""
+    start = {} if entry.start is None else {"start": _EPOCH + timedelta(microseconds=entry.start)}
+    policies = {"zone": entry.zone.key, "catchup": entry.catchup.text, "grace": entry.catchup.grace}
+    return {
+        "task": entry.task,
+        "schedule": read_schedule_text(entry.shown),
+        "args": entry.args,
+        "kwargs": entry.kwargs,
+        "options": entry.options,
+        "fencebeat": {**policies, **start, "jitter": entry.jitter, "overlap": entry.overlap},
+    }
+
+
 def _name(name: str) -> str:
-    if not name or name == RESERVED:
+    if not name or name == RESERVED or name.endswith(EXTRA):
         raise ValueError(f"an entry may not be called {name!r}. Give it another name.")
     return name
 
@@ -292,7 +309,7 @@ def _start(value: Any) -> int | None:
         return None
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise ValueError("`start` must be a datetime with a time zone.")
-    return round(value.timestamp() * SECOND)
+    return (value - _EPOCH) // timedelta(microseconds=1)
 
 
 def lines_of(app: Celery) -> dict[str, Mapping[str, Any]]:

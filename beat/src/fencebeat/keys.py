@@ -74,6 +74,11 @@ class Keys:
         return self._own("emitted")
 
     @property
+    def requests(self) -> str:
+        """Hash: id -> an extra run that somebody asked for, as JSON; the step that emits it removes it."""
+        return self._own("requests")
+
+    @property
     def outbox(self) -> str:
         """Stream: messages for a broker that cannot compare a token, to be published from here."""
         return self._own("outbox")

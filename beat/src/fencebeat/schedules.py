@@ -115,3 +115,8 @@ def plain(rule: Rule) -> list[Any]:
     """A rule as JSON can say it, the same in every process."""
     facts = sorted((field.name, getattr(rule, field.name)) for field in fields(rule))
     return [type(rule).__name__, [[name, sorted(v) if isinstance(v, frozenset) else v] for name, v in facts]]
+
+
+def is_interval(value: Any) -> bool:
+    """Whether a schedule that `rule_of` takes counts from a start."""
+    return type(value) is schedule or isinstance(value, timedelta | int | float)
