@@ -140,6 +140,34 @@ def test_a_keeper_that_read_too_early_reads_again(known, effects, keeper):
     assert "all" in read_flags(known.client, known.keys).flags
 
 
+def test_f29_a_copy_is_as_old_as_its_reading_and_not_as_its_writing(known, effects, keeper):
+    """A keeper that stands still between the two stores must not make what it read before a stop look new after it."""
+
+    def renewed():
+        return int(known.client.hget(known.keys.flags, "renewed"))
+
+    def read_then_stand_still():
+        answer = (effects.generation, dict(effects.stops))
+        before = known.client.time()
+        until(lambda: known.client.time() > before)
+        read.append(before)
+        return answer
+
+    read, effects.flags = [], read_then_stand_still
+    keeper.seed()
+    assert renewed() <= read[0][0] * 1_000_000 + read[0][1]
+
+
+def test_of_the_same_flags_the_youngest_reading_counts(known, effects):
+    seconds, microseconds = known.client.time()
+    now = seconds * 1_000_000 + microseconds
+    for generation, read_at, counts in ((7, now - 5_000_000, now - 5_000_000), (7, now, now), (7, now - 9, now)):
+        script("renew_flags")(known.client, (known.keys.flags,), (generation, read_at))
+        assert int(known.client.hget(known.keys.flags, "renewed")) == counts
+    script("renew_flags")(known.client, (known.keys.flags,), (8, now - 9))
+    assert int(known.client.hget(known.keys.flags, "renewed")) == now - 9, "newer flags are as old as their own reading"
+
+
 @pytest.mark.parametrize("left", [{}, {"all": Flag("emit").to_json()}, {"generation": "rubbish"}])
 def test_a_keeper_makes_no_store_look_as_if_it_knew_its_past(store, keeper, left):
     if left:

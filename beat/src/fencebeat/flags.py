@@ -95,9 +95,14 @@ class FlagKeeper:
         Raises FlagsUnknown where Redis has no generation or a higher one than the effect store, StoreUnreachable, and
         whatever the effect store raises.
         """
+        with asking(self._client):
+            seconds, microseconds = self._client.time()
+        # From here on the copy grows old: a process that stands still between the two stores must not make what it has
+        # read before a stop look as if it had been read after it.
+        read_at = seconds * 1_000_000 + microseconds
         generation, flags = self._effects.flags()
         pairs = [part for scope, flag in flags.items() for part in (scope, flag.to_json())]
-        answer, *stored = script("renew_flags")(self._client, (self._keys.flags,), (generation, *pairs))
+        answer, *stored = script("renew_flags")(self._client, (self._keys.flags,), (generation, read_at, *pairs))
         if answer == "unknown":
             raise FlagsUnknown(why="they have no generation, so the store lost its past")
         if answer == "stale":
