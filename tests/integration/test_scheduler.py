@@ -3,6 +3,7 @@
 import json
 import signal
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -423,7 +424,7 @@ def test_s14_a_jump_of_years_stops_emission_before_any_mark_moves_and_its_end_re
             found = super().due(term, limit)
             shift = self.years * 365 * 86_400 * SECOND
             clock._wall = (found.now + shift) / SECOND
-            return type(found)(now=found.now + shift, following=found.following, marks=found.marks)
+            return replace(found, now=found.now + shift)
 
     clock = ManualClock()
     fence = Fence.sealed(client, namespace)

@@ -59,6 +59,11 @@ def record(kind: str, **facts: Any) -> None:
         _current.write(kind, **facts)
 
 
+def recording() -> bool:
+    """Whether `record` writes anything; for facts that cost something to gather."""
+    return "FENCEBEAT_HISTORY" in os.environ
+
+
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a history file so far, oldest first; a line that is still being written is left out."""
     if not path.exists():

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from fencebeat.capture import Captured, Sink, capturing
 from fencebeat.entries import Entry
 from fencebeat.errors import StoreUnreachable
+from fencebeat.guard import GuardedTask
 from fencebeat.ticks import task_id, tick_id, traceparent
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,10 @@ class Renderer:
         if events.kept:
             self._events[identity] = events.kept
         return identity, captured
+
+    def guarded(self, entry: Entry) -> bool:
+        """Whether a worker would find a further copy of the entry's ticks claimed."""
+        return isinstance(self._app.tasks.get(entry.task), GuardedTask)
 
     def sent(self, identities: list[str]) -> None:
         """Publish the `task-sent` events of these committed ticks. An event that cannot be sent is logged, no more."""

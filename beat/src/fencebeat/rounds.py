@@ -1,15 +1,17 @@
 """One round of the leader: what is due, which ticks that means, their messages, one commit.
 
-    due ──▶ fire times since the mark ──▶ catch-up policy ──▶ messages ──▶ [trust?] ──▶ commit ──▶ events, log
-     │                                                                        │            │
-     └─ fenced, unknown: the term is over          not leading: nothing is sent            └─ no answer: asked again
-                                                                                              with the same batch
+    [schedule in memory?] ──▶ due ──▶ fire times since the mark, by policy ──▶ messages ──▶ [trust?] ──▶ commit ──▶ log
+     │ synchronised once       │ a page of up to 1,000 entries, then                         │            │
+     │ a term, then by edits   │ batches of 100 until it is used up                          │            └─ no answer:
+     │                         └─ fenced, unknown: the term is over                          │               the same
+     └─ an edit, a lost definition: read what changed             not leading: nothing is sent               batch again
 
-Nothing is remembered between rounds but the schedule, a batch whose reply was lost, and entries that raised: what is
-due is asked from the store each time, from the mark on, so a tick between two leaders belongs to the next one.
+Nothing is remembered between rounds but the schedule, the rest of a page, a batch whose reply was lost, and entries
+that raised: what is due is asked from the store, from the mark on, so a tick between two leaders is the next one's.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,20 +20,27 @@ from fencebeat.clock import Clock
 from fencebeat.entries import Entry
 from fencebeat.errors import ClockJumped, ClockRefused, FencebeatError, StoreUnreachable
 from fencebeat.failpoints import failpoint
-from fencebeat.firetimes import SECOND, fire_times
-from fencebeat.history import record
+from fencebeat.firetimes import SECOND
+from fencebeat.history import record, recording
 from fencebeat.lease import Term
+from fencebeat.planner import Held, Planner, nothing_in_the_way
+from fencebeat.quarantine import Quarantine
 from fencebeat.render import Renderer
+from fencebeat.schedule_memory import ScheduleMemory
 from fencebeat.signals import Signal
-from fencebeat.store import Committed, Decision, DueEntries, Emission, Pass, Store
+from fencebeat.store import Committed, Decision, DueEntries, Emission, Store
 from fencebeat.ticks import instant, tick_id
 
 log = logging.getLogger(__name__)
 
 BATCH = 100
 """Decisions in one commit: more of them would hold other clients of the server for longer than 3 ms."""
-QUARANTINE = 30.0
-"""Seconds for which an entry that raised is left alone; it stays due, the others go on."""
+PAGE = 1000
+"""Due entries of one reply."""
+ATTENTION = 0.5
+"""Longest wait of a leader, in seconds: an edit is in force within a second."""
+SLICE = 0.05
+"""Seconds of one call spent on reading a large schedule before the thread is handed back."""
 JUMP = 86_400 * SECOND
 """A step of the store's clock beyond this stops emission: no mark may move into a future that is a mistake."""
 
@@ -75,14 +84,23 @@ class Rounds:
         leading: Callable[[], Term | None],
         extended: Callable[[Term, float], None],
         flags_generation: Callable[[], int | None],
+        held: Held = nothing_in_the_way,
     ) -> None:
+        """entries: of the configuration. held: see `planner.Held`."""
         self.signals = RoundSignals()
-        self._store, self._renderer, self._entries = store, renderer, entries
+        self.memory = ScheduleMemory(entries)
+        self.quarantine = Quarantine(clock)
+        self._store, self._renderer, self._planner = store, renderer, Planner(renderer, held)
+        self._synchroniser = store.synchroniser()
         self._clock, self._tolerance = clock, tolerance
         self._leading, self._extended, self._flags_generation = leading, extended, flags_generation
         self._synced: Term | None = None
+        self._reading: Iterator[None] | None = None  # an unfinished synchronisation
+        self._doubt = False  # the store has another version of something, and no edit explains it
+        self._odd: tuple[int, int] | None = None  # generation and number of entries that were looked into
+        self._page: deque[tuple[str, int | None]] = deque()
+        self._page_now = 0
         self._open: Batch | None = None
-        self._quarantined: dict[str, float] = {}  # entry -> when to try again, in seconds of `elapsed`
         self._seen: tuple[int, float] | None = None  # the store's time, and ours when it said so
         self._calls = count(1)
 
@@ -92,28 +110,80 @@ class Rounds:
         Raises Fenced, StoreUnknown and ClockRefused, after which the term must be given up; StoreUnreachable and
         UnusableRecord, after which it may be tried again; ClockJumped.
         """
-        if self._synced != term:
-            self._store.sync(term, self._entries)
-            self._synced = term
-            self.signals.synced.send(term.token)
+        if self._synced != term and self._reading is None:
+            self.quarantine.begin(self._store.quarantined())
+            self._reading = self._synchroniser.synchronise(term, self.memory, complete=False)
+        if self._reading is not None and not self._read(term):
+            return 0.0
         if self._open is not None:
             if self._open.term == term:
                 self._commit(self._open)  # its reply was lost: what it did is answered `duplicate`
                 return 0.0
             self._open = None  # of a term that is over: the store refuses it
-        due = self._store.due(term, BATCH + len(self._quarantined))
-        answered = self._clock.elapsed()
-        self._check_clocks(due.now, answered)
-        decisions = tuple(self._decide(term, due))
-        if not decisions:
-            return self._until(due, answered)
-        if self._leading() == term:
+        if not self._page:
+            due = self._store.due(term, PAGE + len(self.quarantine))
+            answered = self._clock.elapsed()
+            self._check_clocks(due.now, answered)
+            self._reading = self._news(term, due)
+            if self._reading is not None:
+                return 0.0
+            self._page_now = due.now
+            self._page.extend(pair for pair in due.marks.items() if not self.quarantine.holds(pair[0]))
+            if not self._page:
+                self.quarantine.flush(self._store, term)
+                return self._until(due, answered)
+        decisions = tuple(self._decide(term))
+        if decisions and self._leading() == term:
             self._commit(Batch(term, decisions))
+        self.quarantine.flush(self._store, term)
         return 0.0
 
     def forget(self) -> None:
         """Drop everything that belongs to a lost term; the store is asked anew."""
-        self._synced = self._open = self._seen = None
+        self._synced = self._open = self._seen = self._reading = self._odd = None
+        self._doubt = False
+        self._page.clear()
+        self.memory.forget()
+        self._planner.forget()
+
+    def _read(self, term: Term) -> bool:
+        """Go on reading the schedule, for a moment; returns whether it is all in memory."""
+        until = self._clock.elapsed() + SLICE
+        reading = self._reading
+        while reading is not None:
+            try:
+                next(reading)
+            except StopIteration:
+                break
+            except Exception:
+                self._reading = None  # begun anew by the next call
+                raise
+            if self._clock.elapsed() >= until:
+                return False
+        self._reading, self._doubt = None, False
+        unusable = {**self.memory.unreadable, **self.memory.lost}
+        for name, reason in unusable.items():
+            self._leave_alone(name, reason)
+        for name in self.quarantine.names():
+            if name not in unusable and self.memory.get(name) is None:
+                self.quarantine.release(name)
+        if self._synced != term:
+            self._synced = term
+            self.signals.synced.send(term.token)
+        return True
+
+    def _news(self, term: Term, due: DueEntries) -> Iterator[None] | None:
+        """What must be read first because the store's schedule is not the one in memory."""
+        if due.generation != self.memory.generation:
+            return self._synchroniser.follow(term, self.memory, due.generation)
+        if self._doubt:
+            self._synced = None
+            return self._synchroniser.synchronise(term, self.memory, complete=True)
+        facts = (due.generation, due.entries)
+        if due.entries != self.memory.count and facts != self._odd:
+            self._odd = facts
+            return self._synchroniser.synchronise(term, self.memory, complete=False)
+        return None
 
     def _check_clocks(self, now: int, answered: float) -> None:
         ahead = self._clock.wall() - now / SECOND
@@ -129,70 +199,58 @@ class Rounds:
 
     def _until(self, due: DueEntries, answered: float) -> float:
         if due.following is None:
-            return 1.0
-        return max(0.001, due.following / 1000 - due.now / SECOND - (self._clock.elapsed() - answered) + 0.001)
+            return ATTENTION
+        left = due.following / 1000 - due.now / SECOND - (self._clock.elapsed() - answered) + 0.001
+        return min(ATTENTION, max(0.001, left))
 
-    def _decide(self, term: Term, due: DueEntries) -> Iterator[Decision]:
-        """Decisions for what is due, entry by entry, each oldest first, at most a batch."""
+    def _decide(self, term: Term) -> Iterator[Decision]:
+        """Decisions for the next entries of the page, entry by entry, each oldest first, about a batch."""
         room = BATCH
-        for name, mark in due.marks.items():
-            entry = self._entries.get(name)
-            if self._clock.elapsed() < self._quarantined.get(name, 0.0):
-                continue
+        while self._page and room > 0:
+            name, mark = self._page.popleft()
+            entry = self.memory.get(name)
             if entry is None or mark is None:
-                log.warning("entry %s is due in the store but not as this configuration knows it; syncing", name)
-                self._synced = None
+                self._unknown(name, entry)
                 continue
-            made: list[Decision] = []
+            made = 0
             try:
-                for decision in self._plan(term, entry, mark, due.now, room):
-                    made.append(decision)  # noqa: PERF402 - what was made before an entry raises is kept
-                self._quarantined.pop(name, None)
+                for decision in self._planner.decide(term, entry, mark, self._page_now, room):
+                    made += 1
+                    yield decision
+                self.quarantine.release(name)
             except StoreUnreachable:
+                self._page.clear()
                 raise
-            except Exception:  # whatever one entry raises, the others go on
-                log.exception("entry %s cannot be emitted; it stays due and is tried again in %.0f s", name, QUARANTINE)
-                self._quarantined[name] = self._clock.elapsed() + QUARANTINE
+            except Exception as error:  # whatever one entry raises, the others go on
+                log.exception("entry %s cannot be emitted; it stays due and is tried again later", name)
                 self._renderer.close()
-                self.signals.quarantined.send(name)
-            yield from made
-            room -= len(made)
-            if room <= 0:
-                return
+                self._leave_alone(name, f"it cannot be emitted: {error!r:.500}", logged=True)
+            room -= made
 
-    def _plan(self, term: Term, entry: Entry, mark: int, now: int, room: int) -> Iterator[Decision]:
-        plan = entry.catchup.plan(fire_times(entry.rule, entry.zone, mark, now), now)
-        starts = [*(run.first for run in plan.passed), *plan.emit]
-        following = [*starts[1:], entry.next_after(starts[-1] if plan.emit else plan.passed[-1].last)] if starts else []
-        for run, then in zip(plan.passed, following, strict=False):
-            yield Pass(
-                entry=entry.name,
-                version=entry.version,
-                first=run.first,
-                last=run.last,
-                count=run.count,
-                following=then,
-                outcome=run.outcome,
-                reason=run.reason,
-            )
-        for fire_time, then in zip(plan.emit[: max(0, room)], following[len(plan.passed) :], strict=False):
-            identity, message = self._renderer.render(entry, fire_time, term.token)
-            yield Emission(
-                entry=entry.name,
-                version=entry.version,
-                fire_time=fire_time,
-                following=then,
-                task_id=identity,
-                message=message,
-            )
+    def _unknown(self, name: str, entry: Entry | None) -> None:
+        if entry is not None:
+            log.error("entry %s has no mark in the store; the schedule is compared", name)
+            self._doubt = True
+        else:
+            known = {**self.memory.unreadable, **self.memory.lost}
+            self._leave_alone(name, known.get(name, "it is due and has no definition. Add it again, or remove it."))
+
+    def _leave_alone(self, name: str, reason: str, *, logged: bool = False) -> None:
+        if self.quarantine.holds(name):
+            return
+        if not logged:
+            log.error("entry %s is left alone: %s", name, reason)
+        self.quarantine.put(name, reason)
+        self.signals.quarantined.send(name)
 
     def _commit(self, batch: Batch) -> None:
         self._open = batch
         term, call = batch.term, f"c-{next(self._calls)}"
-        ticks = [tick_id(d.entry, d.fire_time if isinstance(d, Emission) else d.last) for d in batch.decisions]
         failpoint("beat.commit.before")
         started = self._clock.elapsed()
-        record("call", op="commit", id=call, token=term.token, ticks=ticks)
+        if recording():
+            ticks = [tick_id(d.entry, d.fire_time if isinstance(d, Emission) else d.last) for d in batch.decisions]
+            record("call", op="commit", id=call, token=term.token, ticks=ticks)
         try:
             committed = self._store.commit(
                 term,
@@ -214,17 +272,33 @@ class Rounds:
 
     def _report(self, batch: Batch, committed: Committed) -> None:
         results = tuple(zip(batch.decisions, committed.outcomes, strict=True))
-        self._renderer.sent([d.task_id for d, outcome in results if isinstance(d, Emission) and outcome == "emitted"])
+        emitted = [d for d, outcome in results if isinstance(d, Emission) and outcome == "emitted"]
+        self._renderer.sent([tick.task_id for tick in emitted])
+        for tick in emitted:
+            self._planner.guard.emitted(tick.entry, tick.fire_time)
+        if emitted:
+            first, last = emitted[0], emitted[-1]
+            log.info(
+                "emitted: %d ticks, %s at %s to %s at %s",
+                *(len(emitted), first.entry, instant(first.fire_time), last.entry, instant(last.fire_time)),
+            )
         for decision, outcome in results:
-            last = decision.fire_time if isinstance(decision, Emission) else decision.last
-            detail = decision.task_id if isinstance(decision, Emission) else decision.reason
             level = _LEVELS.get(outcome, logging.INFO)
-            log.log(level, "%s: %s at %s (%s)", outcome, decision.entry, instant(last), detail)
+            if log.isEnabledFor(level):
+                last_one = decision.fire_time if isinstance(decision, Emission) else decision.last
+                detail = decision.task_id if isinstance(decision, Emission) else decision.reason
+                log.log(level, "%s: %s at %s (%s)", outcome, decision.entry, instant(last_one), detail)
             if outcome == "changed":
-                self._synced = None
+                self._doubt = True
             elif outcome == "refused":
-                self._quarantined[decision.entry] = self._clock.elapsed() + QUARANTINE
+                self._leave_alone(decision.entry, "its queue is no list in the broker.")
         self.signals.committed.send(Outcome(batch.term, results))
 
 
-_LEVELS = {"unroutable": logging.ERROR, "refused": logging.ERROR, "early": logging.WARNING, "changed": logging.WARNING}
+_LEVELS = {
+    "emitted": logging.DEBUG,
+    "unroutable": logging.ERROR,
+    "refused": logging.ERROR,
+    "early": logging.WARNING,
+    "changed": logging.WARNING,
+}

@@ -1,4 +1,4 @@
-"""The scheduler's records in the broker's own database, each step of them one script: due, commit, sync.
+"""The scheduler's records in the broker's own database, each step of them one script: due, commit, quarantine.
 
 Every method takes the term it acts under; the scripts compare it. Times are microseconds since the epoch by the
 server's clock. Each method is one bounded request and raises StoreUnreachable where its outcome is unknown,
@@ -7,18 +7,20 @@ ClockRefused where this host's clock is ahead.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
 from fencebeat.capture import Captured
-from fencebeat.entries import RESERVED, Entry, schedule_digest
+from fencebeat.entries import RESERVED, Entry
 from fencebeat.errors import ClockRefused, Fenced, StoreUnknown
 from fencebeat.keys import Keys
 from fencebeat.lease import Carrier, Term
+from fencebeat.schedule_memory import ScheduleMemory
 from fencebeat.scripts import asking, script
+from fencebeat.sync import Synchroniser
 
 AUDIT_LENGTH = 100_000
 """Records kept in the audit stream, about: the server cuts whole blocks."""
@@ -31,6 +33,8 @@ class DueEntries:
     now: int
     following: int | None  # milliseconds, the earliest fire time that is not due yet
     marks: Mapping[str, int | None]
+    generation: int  # of the entries: another one means that somebody edited them
+    entries: int  # how many there are
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,13 @@ class Store:
             [keys.lock, keys.term, keys.entries, keys.last, keys.due, keys.flags],
             [str(term.token), term.nonce, self._carrier, limit],
         )
-        names = reply[3:]
+        names = reply[5:]
         return DueEntries(
             now=int(reply[1]),
             following=int(float(reply[2])) if reply[2] else None,
             marks={name: int(mark) if mark else None for name, mark in zip(names[::2], names[1::2], strict=True)},
+            generation=int(reply[3]),
+            entries=int(reply[4]),
         )
 
     def commit(
@@ -123,30 +129,27 @@ class Store:
         )
         return Committed(now=int(reply[1]), outcomes=tuple(reply[2:]))
 
-    def sync(self, term: Term, entries: Mapping[str, Entry], *, attempts: int = 3) -> int:
-        """Make the stored static entries those of the configuration; returns how many were removed.
+    def synchroniser(self) -> Synchroniser:
+        """What brings the stored schedule and a leader's memory together."""
+        return Synchroniser(self._client, self._keys, self._under, AUDIT_LENGTH)
 
-        A new entry and one whose timing was edited get a mark of now: neither fires for the past. An entry whose
-        arguments alone changed keeps its mark and its next fire time. Marks of removed entries stay.
-        """
+    def sync(self, term: Term, entries: Mapping[str, Entry]) -> int:
+        """Make the stored static entries those of the configuration, at once; returns how many were removed."""
+        synchroniser = self.synchroniser()
+        for _ in synchroniser.synchronise(term, ScheduleMemory(entries), complete=True):
+            pass
+        return synchroniser.removed
+
+    def quarantined(self) -> dict[str, str]:
+        """The entries that the leader leaves alone, for display: entry -> JSON with reason, since and until (us)."""
+        with asking(self._client):
+            return self._client.hgetall(self._keys.quarantine)  # type: ignore[return-value] # redis-py leaves it open
+
+    def quarantine(self, term: Term, records: Mapping[str, str], released: Collection[str] = ()) -> None:
+        """Show which entries the leader leaves alone (entry -> JSON), and which it does not any more."""
+        pairs = [part for pair in records.items() for part in pair]
         keys = self._keys
-        for _ in range(attempts):
-            now, stored, marks = self._read()
-            lines: list[Any] = []
-            for name, entry in entries.items():
-                lines.extend(_line(entry, stored.get(name), marks.get(name), now))
-            reply = self._run(
-                "sync_entries",
-                term,
-                [keys.lock, keys.term, keys.entries, keys.last, keys.due, keys.audit],
-                [
-                    *(str(term.token), term.nonce, self._carrier, AUDIT_LENGTH),
-                    *(schedule_digest(entries), len(entries), *lines),
-                ],
-            )
-            if reply[0] != "moved":
-                return int(reply[1])
-        raise StoreUnknown(record=keys.last, why="marks went on moving while the schedule was compared")
+        self._under("quarantine", term, [keys.lock, keys.term, keys.quarantine], [len(records), *pairs, *released])
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """The stored definitions, for display: name -> definition; what cannot be read is {"unreadable": text}."""
@@ -189,6 +192,9 @@ class Store:
             definitions,
             {name: int(mark) for name, mark in marks.items() if name != RESERVED and mark.isdigit()},
         )
+
+    def _under(self, name: str, term: Term, keys: Sequence[str], args: Sequence[Any]) -> list[str]:
+        return self._run(name, term, keys, [str(term.token), term.nonce, self._carrier, *args])
 
     def _run(self, name: str, term: Term, keys: Sequence[str], args: Sequence[Any]) -> list[str]:
         reply: list[str] = script(name)(self._client, keys, args)
@@ -245,14 +251,3 @@ def _definition(text: str) -> dict[str, Any]:
     except ValueError:
         return {"unreadable": text[:200]}
     return definition if isinstance(definition, dict) else {"unreadable": text[:200]}
-
-
-def _line(entry: Entry, stored: Mapping[str, Any] | None, mark: int | None, now: int) -> list[Any]:
-    kept = mark is not None and stored is not None and stored.get("timing") == entry.timing
-    new_mark = mark if kept and mark is not None else max(mark or 0, now)
-    reason = ""
-    if stored is not None and mark is not None and not kept:
-        reason = f"the schedule was edited: {stored.get('schedule')} -> {entry.shown}"
-    return [
-        *(entry.name, entry.definition, _time(mark), new_mark, _time(entry.next_after(new_mark)), reason),
-    ]

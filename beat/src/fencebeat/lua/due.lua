@@ -11,7 +11,8 @@
 --
 -- ARGV  token, nonce, `lock` or `term` (what carries the term), most entries to return
 -- Returns {fenced, token sealed}, {unknown, record}, {unusable, key, text}, or
---       {due, server time in us, next score after now (empty: none), entry, mark, entry, mark, ...}. It writes nothing.
+--       {due, server time in us, next score after now (empty: none), generation of the entries, how many entries there are,
+--       entry, mark, entry, mark, ...}, the longest due first. It writes nothing.
 
 for i, want in ipairs({'string', 'hash', 'hash', 'hash', 'zset', 'hash'}) do
   local kind = redis.call('TYPE', KEYS[i]).ok
@@ -23,16 +24,23 @@ local fence = redis.call('HMGET', KEYS[2], 'token', 'nonce')
 if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] or (ARGV[3] ~= 'term' and redis.call('GET', KEYS[1]) ~= ARGV[2]) then
   return {'fenced', fence[1] or ''}
 end
+local generation = redis.call('HGET', KEYS[3], 'generation')
 for _, i in ipairs({3, 4, 6}) do
   if not redis.call('HGET', KEYS[i], 'generation') then return {'unknown', KEYS[i]} end
 end
+if not tonumber(generation) then return {'unusable', KEYS[3], 'its generation is no number'} end
 
 local time = redis.call('TIME')
 local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 local following = redis.call('ZRANGEBYSCORE', KEYS[5], '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-local reply = {'due', string.format('%.0f', tonumber(time[1]) * 1000000 + tonumber(time[2])), following[2] or ''}
-for _, entry in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', now, 'LIMIT', 0, ARGV[4])) do
-  reply[#reply + 1] = entry
-  reply[#reply + 1] = redis.call('HGET', KEYS[4], entry) or ''
+local reply = {'due', string.format('%.0f', tonumber(time[1]) * 1000000 + tonumber(time[2])), following[2] or '',
+  generation, string.format('%.0f', redis.call('HLEN', KEYS[3]) - 1)}
+local names = redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', now, 'LIMIT', 0, ARGV[4])
+for from = 1, #names, 1000 do -- as many as Lua's stack bears
+  local marks = redis.call('HMGET', KEYS[4], unpack(names, from, math.min(from + 999, #names)))
+  for i, mark in ipairs(marks) do
+    reply[#reply + 1] = names[from + i - 1]
+    reply[#reply + 1] = mark or ''
+  end
 end
 return reply
