@@ -1,4 +1,4 @@
-"""The schedule, edited at run time from any host: add, edit, remove, pause, resume.
+"""The schedule, edited at run time from any host: add, edit, remove, pause, resume, and ask for extra runs.
 
     read entry, mark and the store's time ──▶ the new entry, its next fire time ──▶ one script ──▶ changed
               ▲                                                                         │
@@ -18,6 +18,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import redis
@@ -30,16 +31,20 @@ from fencebeat.errors import (
     EntryMoves,
     StaticEntry,
     StoreUnknown,
+    TooMany,
     UnknownEntry,
     UnusableRecord,
 )
-from fencebeat.firetimes import SECOND
+from fencebeat.firetimes import SECOND, fire_times
 from fencebeat.keys import Keys
+from fencebeat.requests import Request
 from fencebeat.schedules import is_interval, read_schedule_text
 from fencebeat.scripts import asking, script
 from fencebeat.store import AUDIT_LENGTH
 
 ATTEMPTS = 3
+LIMIT = 1000
+"""Most fire times of one backfill, if nothing else is said."""
 _FIELDS = {"task", "schedule", "args", "kwargs", "options"}
 
 
@@ -221,6 +226,40 @@ class Schedule:
 
         return self._edit(name, change)
 
+    def run_now(self, name: str) -> Request:
+        """Ask for one run of an entry now, beside its schedule, paused or not; the leader emits it within 2 s."""
+        asked: list[Request] = []
+
+        def change(found: Found) -> _Change:
+            entry = found.entry
+            asked[:] = [Request(name, "run", found.now, self._by, found.now)]
+            return _Change("run", reason="one run now", entry=entry, requests=_pairs(asked))
+
+        self._edit(name, change)
+        return asked[0]
+
+    def past(self, name: str, first: int, last: int, *, limit: int = LIMIT) -> list[int]:
+        """The fire times in [first, last] that are decided already, for `backfill`; only reads.
+
+        Raises TooMany where there are more than `limit`, UnknownEntry, UnusableEntry.
+        """
+        return _past(self.find(name), first, last, limit)
+
+    def backfill(self, name: str, first: int, last: int, *, limit: int = LIMIT) -> list[Request]:
+        """Ask for every fire time in [first, last] (microseconds) again that is decided already; see `requests`.
+
+        Their ticks have their own task ids, so a guarded task runs only those that have not run. Raises TooMany.
+        """
+        asked: list[Request] = []
+
+        def change(found: Found) -> _Change:
+            times = _past(found, first, last, limit)
+            asked[:] = [Request(name, "backfill", at, self._by, found.now) for at in times]
+            return _Change("run", reason=f"backfill of {len(asked)} fire times", requests=_pairs(asked))
+
+        self._edit(name, change)
+        return asked
+
     def _stored(self, found: Found) -> Entry:
         if found.source == "static":
             raise StaticEntry(name=found.name)
@@ -270,6 +309,19 @@ class Schedule:
                 case "unknown":
                     raise StoreUnknown(record=reply[1], why="it has no generation. Start a beat, which recovers it")
         raise EntryMoves(name=name, attempts=ATTEMPTS)
+
+
+def _past(found: Found, first: int, last: int, limit: int) -> list[int]:
+    entry = found.entry
+    until = min(last, found.mark or 0)
+    times = list(islice(fire_times(entry.rule, entry.zone, first - 1, until), limit + 1))
+    if len(times) > limit:
+        raise TooMany(name=found.name, limit=limit)
+    return times
+
+
+def _pairs(requests: Sequence[Request]) -> list[str]:
+    return [part for request in requests for part in (request.id, request.text)]
 
 
 def _due_at(entry: Entry, fire_time: int | None) -> int | None:

@@ -110,6 +110,12 @@ class FiresTooOften(Permanent):
     """
 
 
+class TooMany(Refused):
+    """Nothing was done: entry {name} has more than {limit} fire times in that range.
+    Ask for a shorter range, or allow more of them with --limit.
+    """
+
+
 class UncapturedWrite(Permanent):
     """Publishing tried to write {command} {key} to the broker by itself.
     Nothing was sent: only the commit script may put messages on a queue. Look for a patched channel.

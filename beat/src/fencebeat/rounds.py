@@ -26,6 +26,7 @@ from fencebeat.lease import Term
 from fencebeat.planner import Held, Planner, nothing_in_the_way
 from fencebeat.quarantine import Quarantine
 from fencebeat.render import Renderer
+from fencebeat.requests import Requests
 from fencebeat.schedule_memory import ScheduleMemory
 from fencebeat.signals import Signal
 from fencebeat.store import Committed, Decision, DueEntries, Emission, Store
@@ -85,13 +86,14 @@ class Rounds:
         extended: Callable[[Term, float], None],
         flags_generation: Callable[[], int | None],
         held: Held = nothing_in_the_way,
+        requests: Requests | None = None,
     ) -> None:
-        """entries: of the configuration. held: see `planner.Held`."""
+        """entries: of the configuration. held: see `planner.Held`. requests: what answers extra runs, if anything."""
         self.signals = RoundSignals()
         self.memory = ScheduleMemory(entries)
         self.quarantine = Quarantine(clock)
         self._store, self._renderer, self._planner = store, renderer, Planner(renderer, held)
-        self._synchroniser = store.synchroniser()
+        self._synchroniser, self._requests = store.synchroniser(), requests
         self._clock, self._tolerance = clock, tolerance
         self._leading, self._extended, self._flags_generation = leading, extended, flags_generation
         self._synced: Term | None = None
@@ -129,9 +131,12 @@ class Rounds:
                 return 0.0
             self._page_now = due.now
             self._page.extend(pair for pair in due.marks.items() if not self.quarantine.holds(pair[0]))
+            more = (
+                self._requests is not None and self._leading() == term and self._requests.serve(term, self.memory.get)
+            )
             if not self._page:
                 self.quarantine.flush(self._store, term)
-                return self._until(due, answered)
+                return 0.0 if more else self._until(due, answered)
         decisions = tuple(self._decide(term))
         if decisions and self._leading() == term:
             self._commit(Batch(term, decisions))

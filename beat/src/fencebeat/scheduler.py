@@ -44,6 +44,7 @@ from fencebeat.outbox import Publisher
 from fencebeat.outbox_capture import OutboxRenderer
 from fencebeat.recovery import Recovery
 from fencebeat.render import Renderer
+from fencebeat.requests import Requests
 from fencebeat.rounds import Rounds
 from fencebeat.store import Store
 from fencebeat.watchdog import Watchdog
@@ -174,21 +175,29 @@ class Election:
                 flags_generation=lambda: self.keeper.generation if self.keeper is not None else None,
                 carrier=lock.carrier,
             )
+        client = broker.client(timing.call_timeout, name="fencebeat-ticks")
         self.rounds = Rounds(
-            Store(
-                broker.client(timing.call_timeout, name="fencebeat-ticks"),
-                keys,
-                carrier=lock.carrier,
-                tolerance=configuration.tolerance,
-            ),
+            Store(client, keys, carrier=lock.carrier, tolerance=configuration.tolerance),
             self._renderer,
             entries,
             clock=self._clock,
             tolerance=configuration.tolerance,
             leading=self.elector.leading,
             extended=self.elector.extended,
-            flags_generation=lambda: self.keeper.generation if self.keeper is not None else None,
+            flags_generation=self._flags_generation,
+            requests=Requests(
+                client,
+                keys,
+                self._renderer,
+                carrier=lock.carrier,
+                clock=self._clock,
+                tolerance=configuration.tolerance,
+                flags_generation=self._flags_generation,
+            ),
         )
+
+    def _flags_generation(self) -> int | None:
+        return self.keeper.generation if self.keeper is not None else None
 
     def start(self) -> None:
         """Start the threads. The campaign begins with the first turn."""
