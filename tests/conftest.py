@@ -20,6 +20,8 @@ TIMED = {
     "test_elector_redis_lock",
     "test_elector_watchdog",
     "test_flags",
+    "test_links",
+    "test_handover_sweep",
     "test_lease_elector",
     "test_locks",
     "test_scheduler",

@@ -51,6 +51,7 @@ class _Fault:
     number: float = 0.0  # seconds, bytes or bytes a second
     jitter: float = 0.0
     bitten: threading.Event = field(default_factory=threading.Event)
+    answered: threading.Event = field(default_factory=threading.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def concerns(self, link: "_Link", direction: str) -> bool:
@@ -73,6 +74,10 @@ class Held:
         """Until something is held: with `down`, until a request has been answered and its reply is here."""
         assert self._fault.bitten.wait(at_most), f"the proxy held nothing within {at_most:g} s"
 
+    def answered(self, at_most: float = _PATIENCE) -> None:
+        """After the release of a held request: until the server has answered it, whoever hears of it."""
+        assert self._fault.answered.wait(at_most), f"the held request was not answered within {at_most:g} s"
+
     def release(self) -> None:
         """Pass on what was held, and hold no more."""
         self._loop.call_soon_threadsafe(self._fault.over.set)
@@ -87,12 +92,15 @@ class _Link:
     request: bytes = b""  # the first bytes sent up since the last answer
     answered: bool = False
     mute: set[str] = field(default_factory=set)
+    late: list[_Fault] = field(default_factory=list)  # held requests that were passed on and not answered yet
     passed: Counter[_Fault] = field(default_factory=Counter)  # bytes since each cut_after was set
 
     def saw(self, direction: str, data: bytes) -> None:
         if direction == "up":
             self.request = data if self.answered else (self.request + data)[:4096]
         self.answered = direction == "down"
+        while self.answered and self.late:
+            self.late.pop().answered.set()
 
     def end(self, *, hard: bool) -> None:
         for writer in (self.client, self.server):
@@ -247,7 +255,7 @@ class Proxy:
         ]
         self._pumps.update(pumps)
         try:
-            await asyncio.gather(*pumps)
+            await asyncio.gather(*pumps, return_exceptions=True)  # cancelled at the end of the proxy
         finally:
             self._pumps.difference_update(pumps)
             self._links.discard(link)
@@ -280,10 +288,9 @@ class Proxy:
 
     async def _bite(self, fault: _Fault, link: _Link, direction: str, data: bytes) -> None:
         room = int(fault.number) - link.passed[fault]
-        if fault.word == "cut_after":
-            link.passed[fault] += len(data)
-            if len(data) < room:
-                return
+        link.passed[fault] += len(data)
+        if fault.word == "cut_after" and len(data) < room:
+            return
         self.bites[fault.word] += 1
         if fault.times is not None:
             fault.times -= 1
@@ -295,6 +302,7 @@ class Proxy:
                 await _wait(fault, len(data) / fault.number)
             case "hold":
                 await fault.over.wait()
+                link.late += [fault] if direction == "up" else []
             case "silence":
                 link.mute.add(direction)
             case "reset":

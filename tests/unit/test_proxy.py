@@ -215,7 +215,8 @@ def test_a_held_request_arrives_late_although_its_client_has_gone(proxy, dial, e
     sock.close()
     assert echo.reached == b""
     proxy.heal()
-    until(lambda: echo.reached == b"late", what="the late request at the server")
+    held.answered()
+    assert echo.reached == b"late", "the late request at the server"
 
 
 def test_about_chooses_connections_by_their_request(proxy, dial):

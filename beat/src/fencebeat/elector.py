@@ -182,18 +182,21 @@ class Elector:
 
     def _run(self) -> None:
         while not self._stopping:
-            try:
-                if self._belief is None:
-                    self._campaign()
-                else:
-                    self._keep(self._belief)
-                self._failures = 0
-            except StoreUnreachable as error:
-                self._doubt("store_unreachable", error.what)
-            except Exception as error:  # whatever it was, it must neither end the process nor make it leader
-                log.exception("the election stumbled; this process is no leader until it is clear why")
-                self._doubt("error", repr(error))
+            self._turn()
         self._finish()
+
+    def _turn(self) -> None:
+        try:
+            if self._belief is None:
+                self._campaign()
+            else:
+                self._keep(self._belief)
+            self._failures = 0
+        except StoreUnreachable as error:
+            self._doubt("store_unreachable", error.what)
+        except Exception as error:  # whatever it was, it must neither end the process nor make it leader
+            log.exception("the election stumbled; this process is no leader until it is clear why")
+            self._doubt("error", repr(error))
 
     def _campaign(self) -> None:
         if not self._ticking():
