@@ -13,6 +13,7 @@ from psycopg_pool import ConnectionPool
 from config.settings import Settings, settings
 from control.effects import LedgerEffects
 from control.switches import SwitchBoard, SwitchReader
+from fencebeat.claims.postgres import PostgresClaims
 from fencebeat.clock import Clock, system_clock
 from fencebeat.connection import Broker
 from fencebeat.errors import Refused
@@ -26,6 +27,7 @@ from index.embedding.client import EmbedderClient
 from index.embedding.weights import ModelCard, card_of, model_folder
 from index.errors import EmbedderRubbish, TargetLost
 from index.ledger import Ledger, open_pool
+from index.ledger.pool import app_conninfo
 from index.model import TargetSpec
 from index.pipeline import DocumentPipeline
 from index.ports import Source, Target
@@ -89,7 +91,7 @@ class Services:
     @cached_property
     def keeper(self) -> FlagKeeper:
         """Copies the switches from Postgres to Redis: `seed()` does it once, now."""
-        return FlagKeeper(LedgerEffects(self.pool), self.redis, self.keys)
+        return FlagKeeper(LedgerEffects(self.pool, self.settings.namespace), self.redis, self.keys)
 
     # documents
 
@@ -244,6 +246,12 @@ def services() -> Services:
     return _made[pid]
 
 
-def effect_store() -> LedgerEffects:
+def effect_store(namespace: str) -> LedgerEffects:
     """The scheduler's effect store, named in `fencebeat_effect_store`."""
-    return LedgerEffects(open_pool(settings().postgres_url, timeout=settings().control_timeout, size=4))
+    return LedgerEffects(open_pool(settings().postgres_url, timeout=settings().control_timeout, size=4), namespace)
+
+
+def claim_store(namespace: str) -> PostgresClaims:
+    """Where the worker guard keeps its claims, named in `fencebeat_claims`: the ledger, as the application's role."""
+    timeout = settings().control_timeout
+    return PostgresClaims(app_conninfo(settings().postgres_url, connect_timeout=timeout), namespace, timeout)

@@ -42,7 +42,7 @@ def lead(world, redis_client):
     """What a beat does for workers: keep the copy of the switches fresh. Returns the running keeper."""
     keys = world.services.keys
     redis_client.hset(keys.flags, mapping={"generation": 0, "renewed": 0})
-    keeper = FlagKeeper(LedgerEffects(world.services.pool), world.services.broker.client(2.0), keys)
+    keeper = FlagKeeper(LedgerEffects(world.services.pool, keys.namespace), world.services.broker.client(2.0), keys)
     keeper.start()
     return keeper
 

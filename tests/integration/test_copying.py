@@ -30,8 +30,8 @@ def store(redis_url, namespace):
 
 
 @pytest.fixture
-def effects(ledger):
-    return LedgerEffects(ledger.pool)
+def effects(ledger, namespace):
+    return LedgerEffects(ledger.pool, namespace)
 
 
 @pytest.fixture
@@ -146,14 +146,14 @@ def test_an_outage_of_postgres_loses_nothing_once_it_is_back(
                 store.client.xadd(store.keys.audit, {"outcome": "elected", "token": token})
             copier.failed.wait(20)
             with pytest.raises(StoreUnreachable):
-                LedgerEffects(ledger.pool).floor()
+                LedgerEffects(ledger.pool, namespace).floor()
         finally:
             server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
 
     until(lambda: copier.trouble is None, at_most=30, what="a copier that copies again")
 
     assert copied(ledger) == stream(store)
-    assert LedgerEffects(ledger.pool).floor() == 8
+    assert LedgerEffects(ledger.pool, namespace).floor() == 8
 
 
 def test_a_beat_copies_what_it_decides(ledger, redis_url, database_url, namespace, tmp_path):
@@ -172,4 +172,4 @@ def test_a_beat_copies_what_it_decides(ledger, redis_url, database_url, namespac
         )
     assert kept[0] == ("each",)
     (token,) = execute(ledger, "SELECT DISTINCT (record->>'token')::bigint FROM tick_audit WHERE record ? 'token'")
-    assert LedgerEffects(ledger.pool).floor() == token[0]
+    assert LedgerEffects(ledger.pool, namespace).floor() == token[0]

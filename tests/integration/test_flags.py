@@ -1,13 +1,12 @@
-"""The copy of the flags in Redis: complete, fresh, never older than what is there; and the recovery of a lost past."""
+"""The copy of the flags in Redis: complete, fresh, never older than what is there."""
 
 import pytest
 
 from fencebeat.effects import Flag
-from fencebeat.errors import Fenced, UnusableRecord
 from fencebeat.flags import FlagKeeper, FlagsUnknown, read_flags
 from fencebeat.recovery import Recovery
 from fencebeat.scripts import script
-from tests.support.locks import RedisLease, audit, nonce
+from tests.support.locks import RedisLease, nonce
 from tests.support.waiting import until
 
 
@@ -252,126 +251,3 @@ def test_a_reader_with_answers_in_bytes_sees_the_same(known, effects, keeper, re
     keeper.seed()
 
     assert read_flags(redis_client, known.keys).flags == read_flags(known.client, known.keys).flags
-
-
-# --- recovery
-
-
-def outcomes(store):
-    return [record["outcome"] for record in audit(store.client, store.keys.audit)]
-
-
-def test_a_first_start_gets_its_generations_and_no_gap(store, term, effects, keeper):
-    effects.stop("all")
-
-    Recovery(store.client, store.keys, carrier="lock", effects=effects, keeper=keeper)(term)
-
-    generations = [store.client.hget(key, "generation") for key in (store.keys.entries, store.keys.last)]
-    assert generations == [str(term.token)] * 2
-    copy = read_flags(store.client, store.keys)
-    assert (copy.generation, copy.flags) == (2, effects.stops)
-    assert outcomes(store) == ["elected"]
-    assert keeper.generation == 2, "seeded before the first commit"
-
-
-def test_a_past_that_the_effect_store_knows_is_recorded_as_a_gap(store, term, effects):
-    effects.highest = 5
-
-    Recovery(store.client, store.keys, carrier="lock", effects=effects)(term)
-
-    assert outcomes(store) == ["elected", "gap"]
-
-
-def test_a_process_that_saw_the_past_records_the_gap_without_an_effect_store(store, term):
-    recovery = Recovery(store.client, store.keys, carrier="lock")
-    recovery(term)
-    store.client.flushdb()
-    new = store.lock("host-1").acquire(nonce(), floor=term.token)
-
-    recovery(new)
-
-    assert outcomes(store) == ["elected", "gap"]
-
-
-def test_a_known_store_is_left_as_it_is(known, term):
-    known.client.hset(known.keys.last, "nightly", 17)
-    before = {key: known.client.hgetall(key) for key in (known.keys.entries, known.keys.last, known.keys.flags)}
-
-    Recovery(known.client, known.keys, carrier="lock")(term)
-
-    assert {key: known.client.hgetall(key) for key in before} == before
-    assert outcomes(known) == ["elected"]
-
-
-@pytest.mark.parametrize("lost", ["entries", "last", "flags"])
-def test_one_lost_record_is_made_anew_and_the_others_stay(known, term, lost):
-    known.client.hset(known.keys.entries, "nightly", "{}")
-    known.client.hset(known.keys.last, "nightly", 17)
-    known.client.delete(getattr(known.keys, lost))
-
-    Recovery(known.client, known.keys, carrier="lock")(term)
-
-    assert all(
-        known.client.hexists(key, "generation") for key in (known.keys.entries, known.keys.last, known.keys.flags)
-    )
-    assert outcomes(known) == ["elected", "gap"]
-    mark = int(known.client.hget(known.keys.last, "nightly"))
-    seconds, _ = known.client.time()
-    if lost == "last":
-        assert abs(mark - seconds * 1_000_000) < 10_000_000, "an entry without a mark counts as new"
-    else:
-        assert mark == 17
-
-
-def test_marks_and_entries_given_are_written_and_no_mark_falls(store, term):
-    store.client.hset(store.keys.last, mapping={"a": 100, "b": 300})  # stayed behind without a generation
-    keys = store.keys
-    reply = script("recover")(
-        store.client,
-        (keys.lock, keys.term, keys.entries, keys.last, keys.flags, keys.audit),
-        (
-            *(term.token, term.nonce, "lock", 1, 4, 2, 2, 1),
-            *("a", "{}", "c", "{}"),
-            *("a", 200, "b", 200),
-            *("all", Flag("emit").to_json()),
-        ),
-    )
-
-    assert reply == ["gap"]
-    marks = store.client.hgetall(keys.last)
-    assert (marks["a"], marks["b"]) == ("200", "300")
-    assert int(marks["c"]) > 10**15, "new: its mark is the server's time"
-    assert store.client.hgetall(keys.entries) == {"a": "{}", "c": "{}", "generation": str(term.token)}
-    assert read_flags(store.client, keys).flags == {"all": Flag("emit")}
-
-
-def test_only_the_running_term_may_recover(store, term):
-    lock = store.lock("host-1")
-    lock.resign(term)
-
-    with pytest.raises(Fenced):
-        Recovery(store.client, store.keys, carrier="lock")(term)
-    new = lock.acquire(nonce())
-    with pytest.raises(Fenced):
-        Recovery(store.client, store.keys, carrier="term")(term)
-
-    assert store.client.exists(store.keys.entries, store.keys.last, store.keys.flags) == 0
-    Recovery(store.client, store.keys, carrier="term")(new)
-
-
-def test_a_record_of_another_type_is_named_and_nothing_is_written(store, term):
-    store.client.set(store.keys.last, "rubbish")
-
-    with pytest.raises(UnusableRecord, match=store.keys.last):
-        Recovery(store.client, store.keys, carrier="lock")(term)
-
-    assert store.client.exists(store.keys.entries, store.keys.flags) == 0
-
-
-def test_what_the_effect_store_raises_reaches_the_elector_and_nothing_is_written(store, term, effects):
-    effects.fails = TimeoutError("postgres is down")
-
-    with pytest.raises(TimeoutError):
-        Recovery(store.client, store.keys, carrier="lock", effects=effects)(term)
-
-    assert store.client.exists(store.keys.entries, store.keys.last, store.keys.flags) == 0

@@ -226,7 +226,7 @@ class TestReading:
     def keeper(self, ledger, redis_keys):
         client, keys = redis_keys
         client.hset(keys.flags, mapping={"generation": 0, "renewed": 0})  # as a new leader leaves it
-        return FlagKeeper(LedgerEffects(ledger.pool), client, keys)
+        return FlagKeeper(LedgerEffects(ledger.pool, keys.namespace), client, keys)
 
     def reader(self, board, redis_keys, clock, **more):
         return SwitchReader(board, *redis_keys, clock, **more)
@@ -318,7 +318,7 @@ class TestReading:
 
 
 def test_the_copied_audit_raises_marks_and_the_floor_and_takes_a_record_once(ledger):
-    effects = LedgerEffects(ledger.pool)
+    effects = LedgerEffects(ledger.pool, "any")
     assert effects.floor() == 0
     records = [
         AuditRecord("1-0", {"outcome": "elected", "token": "17"}),

@@ -9,6 +9,9 @@ failover, or was trimmed past it) it begins anew at the oldest record.
 
 While the store is unknown (no generation, see `recovery`) nothing is copied: recovery asks the effect store whether
 there was a past, and the record of its own election must not look like one.
+
+Definitions and pauses are copied too (`entrycopy`), each page of records after the definitions that it may speak of:
+a copied record about an entry whose definition is not copied would let a recovery pass over what the entry missed.
 """
 
 import logging
@@ -19,6 +22,7 @@ import redis
 
 from fencebeat.effects import AuditRecord, EffectStore
 from fencebeat.entries import RESERVED
+from fencebeat.entrycopy import DefinitionCopier
 from fencebeat.keys import Keys
 from fencebeat.scripts import asking
 from fencebeat.signals import Signal
@@ -43,6 +47,7 @@ class AuditCopier:
         self.copied: Signal[int] = Signal()  # records of each look that found any, for tests
         self.failed: Signal[str] = Signal()
         self._effects, self._client, self._keys, self._every, self._page = effects, client, keys, every, page
+        self._definitions = DefinitionCopier(effects, client, keys, page=page)
         self._position: str | None = None  # id of the last record copied; empty: none; None: not asked yet
         self._trouble: str | None = None
         self._stopping = threading.Event()
@@ -54,7 +59,7 @@ class AuditCopier:
         return self._trouble
 
     def copy(self) -> int:
-        """Copy what is new, and return how many records that were; none while the store is unknown.
+        """Copy what is new, and return how many audit records that were; none while the store is unknown.
 
         Raises StoreUnreachable, and whatever the effect store raises; the next call goes on after the last record that
         the effect store has kept.
@@ -65,7 +70,11 @@ class AuditCopier:
         if self._position is None:
             self._position = self._effects.last_copied()
         total = 0
-        while records := self._next():
+        while True:
+            records = self._next()
+            self._definitions.copy()  # after the records were read, before they are kept
+            if not records:
+                break
             self._effects.copy_audit(records)
             self._position = records[-1].id
             total += len(records)

@@ -1,13 +1,13 @@
 """What an application may implement, so that the scheduler survives the loss of Redis: its store of effects.
 
 The scheduler never asks who implements it. Without one, entries count as new after a loss, and flags live in Redis
-alone.
+alone (see `flagmemory`). A new implementation passes the suite in tests/conformance/test_effect_stores.py.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal, Protocol, Self, cast
+from dataclasses import asdict, dataclass, field
+from typing import Literal, NamedTuple, Protocol, Self, cast
 
 Level = Literal["emit", "start", "write"]
 LEVELS: tuple[Level, ...] = ("emit", "start", "write")
@@ -52,8 +52,63 @@ class AuditRecord:
     fields: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class Gap:
+    """Emitted ticks of an unguarded task of which nobody can say whether they ran: they may have been lost.
+
+    A run of one entry with nothing else decided in it. first, fire_time: its first and last tick, microseconds.
+    """
+
+    entry: str
+    first: int
+    fire_time: int
+    count: int
+    task_id: str  # of the last tick
+
+
+@dataclass(frozen=True)
+class Past:
+    """What is known of one namespace without Redis.
+
+    marks: entry -> highest fire time (microseconds) up to which every tick was decided without emission or has a
+    closed claim; an emitted tick of a guarded task without a closed claim lies above it, so it is due again.
+    entries: entry -> definition as JSON. paused: entry -> who paused it, when and why, as JSON.
+    """
+
+    marks: Mapping[str, int] = field(default_factory=dict)
+    gaps: Sequence[Gap] = ()
+    entries: Mapping[str, str] = field(default_factory=dict)
+    paused: Mapping[str, str] = field(default_factory=dict)
+
+
+class Version(NamedTuple):
+    """Of definitions and pauses: the sealed token, and the generation of the entries, which grows with each change."""
+
+    token: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class EntriesCopy:
+    """Definitions and pauses of one version, or a page of them.
+
+    base: the generation that this is the change from; None: a page of a complete copy. entries: name -> definition,
+    None where it was removed. paused: name -> pause of those among `entries` that are paused. last: with it the copy
+    is of `version`; of a complete one, whatever no page named is forgotten.
+    """
+
+    version: Version
+    base: int | None
+    entries: Mapping[str, str | None]
+    paused: Mapping[str, str]
+    last: bool = True
+
+
 class EffectStore(Protocol):
-    """The application's store of effects (its Postgres). Each call has its own time-out and raises when in doubt."""
+    """The application's store of effects (its Postgres), for one namespace.
+
+    Each call has its own time-out and raises when in doubt.
+    """
 
     def floor(self) -> int:
         """Highest token any place of effects has seen; 0 where there was none."""
@@ -69,4 +124,16 @@ class EffectStore(Protocol):
 
     def copy_audit(self, records: Sequence[AuditRecord]) -> None:
         """Keep these records. The same record may come twice: `id` tells."""
+        ...
+
+    def copied_entries(self) -> Version:
+        """The version of which definitions and pauses are kept completely; zeros where there is none."""
+        ...
+
+    def copy_entries(self, copy: EntriesCopy) -> bool:
+        """Keep definitions and pauses. False, and nothing changed, where a newer version is kept or the base is not."""
+        ...
+
+    def past(self) -> Past:
+        """What a recovery has to know, from the copies and the claims."""
         ...

@@ -78,12 +78,18 @@ def _about(store: Store, name: str, fire_time: int) -> Iterator[dict[str, str]]:
             if stamp in fields.get("ticks", "").split("\n"):
                 yield {**record, "ticks": tick}
         elif fields.get("outcome") == "gap":
-            if fire_time < int(fields.get("until", "0")):
+            if fields.get("entry", name) == name and _covers(fields, fire_time):
                 yield record
-        elif fields.get("entry") == name and "fire_time" in fields:
-            last = int(fields["fire_time"])
-            if int(fields.get("first") or last) <= fire_time <= last:
-                yield record
+        elif fields.get("entry") == name and "fire_time" in fields and _covers(fields, fire_time):
+            yield record
+
+
+def _covers(fields: Record, fire_time: int) -> bool:
+    """Whether a record is about the tick: its own, one of its run, or all before the moment of a recovery."""
+    if "until" in fields:
+        return fire_time < int(fields["until"])
+    last = int(fields["fire_time"])
+    return int(fields.get("first") or last) <= fire_time <= last
 
 
 def _story(record: Record) -> str:
@@ -98,8 +104,13 @@ def _without_decision(
     records: tuple[Record, ...], entry: Entry | None, mark: int | None, fire_time: int
 ) -> tuple[str, str]:
     for record in records:
-        if record["outcome"] in ("gap", "changed"):
-            return record["outcome"], record.get("reason", "")
+        if record["outcome"] == "gap" and "entry" in record:
+            return "gap", f"{record['reason']}: it was emitted, and nobody knows whether it ran"
+    for record in records:
+        if record["outcome"] == "changed":
+            return "changed", record.get("reason", "")
+        if record["outcome"] == "gap" and (mark is None or fire_time <= mark):
+            return "gap", "the store lost its past, and with it what became of this tick"
     if entry is not None and entry.next_after(fire_time - 1) != fire_time:
         following = entry.next_after(fire_time)
         then = "never again" if following is None else instant(following)

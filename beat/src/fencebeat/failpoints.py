@@ -22,7 +22,7 @@ from fencebeat.errors import ImpossibleConfiguration
 from fencebeat.history import record
 
 STEPS = {
-    "beat": ("acquire", "renew", "recover", "commit", "publish", "resign"),
+    "beat": ("acquire", "renew", "recover", "page", "commit", "publish", "resign"),
     "index": ("acquire", "read", "chunk", "embed", "stage", "write", "refresh", "commit", "collect", "purge"),
     "switch": ("read", "apply"),
     "task": ("claim", "ack"),

@@ -1,34 +1,186 @@
--- The copy of the scheduler's audit stream: what survives when Redis forgets.
+-- The copy of the scheduler's records: what survives when Redis forgets, and what a recovery makes of it.
 
--- name: copy_audit
+-- name: decides
+-- Whether an audit record moved its entry's mark. A commit also records ticks that stay due (its `changed`, `held`, `early`,
+-- `refused`, with the holder that sent them); a synchronisation or an edit records what it closes, without a holder.
+CREATE OR REPLACE FUNCTION decides(p_record jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+  SELECT p_record->>'outcome' IN ('emitted', 'unroutable', 'paused', 'skipped', 'superseded')
+      OR (p_record->>'outcome' IN ('added', 'changed', 'removed', 'held', 'resumed') AND NOT p_record ? 'holder')
+$$;
+
+-- name: keep_audit
 -- Keep audit records, raise the marks of the entries they name and the floor of the token. The same record twice changes nothing: every beat copies.
-CREATE OR REPLACE FUNCTION copy_audit(p_ids text[], p_records jsonb[]) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION keep_audit(p_namespace text, p_ids text[], p_records jsonb[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
 DECLARE
   v_copied bigint;
 BEGIN
-  INSERT INTO tick_audit (stream_id, record)
-  SELECT r.id, r.record FROM unnest(p_ids, p_records) AS r(id, record) ON CONFLICT (stream_id) DO NOTHING;
+  INSERT INTO tick_audit (namespace, stream_id, record)
+  SELECT p_namespace, r.id, r.record FROM unnest(p_ids, p_records) WITH ORDINALITY AS r(id, record, place)
+   ORDER BY r.place ON CONFLICT (namespace, stream_id) DO NOTHING;
   GET DIAGNOSTICS v_copied = ROW_COUNT;
-  INSERT INTO tick_mark AS m (entry, fire_time)
-  SELECT r.record->>'entry', to_timestamp(max((r.record->>'fire_time')::numeric) / 1000000.0)
+  INSERT INTO tick_mark AS m (namespace, entry, fire_time)
+  SELECT p_namespace, r.record->>'entry', to_timestamp(max((r.record->>'fire_time')::numeric) / 1000000.0)
     FROM unnest(p_records) AS r(record)
-   WHERE r.record ? 'entry' AND r.record->>'fire_time' ~ '^[0-9]+$'
-   GROUP BY 1 ORDER BY 1
-  ON CONFLICT (entry) DO UPDATE SET fire_time = excluded.fire_time WHERE m.fire_time < excluded.fire_time;
-  UPDATE token_floor f SET token = n.newest
-    FROM (SELECT max((r.record->>'token')::bigint) AS newest FROM unnest(p_records) AS r(record)
-           WHERE r.record->>'token' ~ '^[0-9]+$') AS n
-   WHERE n.newest > f.token;
+   WHERE r.record ? 'entry' AND r.record->>'fire_time' ~ '^[0-9]{1,16}$' AND decides(r.record)
+   GROUP BY 2 ORDER BY 2
+  ON CONFLICT (namespace, entry) DO UPDATE SET fire_time = excluded.fire_time WHERE m.fire_time < excluded.fire_time;
+  INSERT INTO token_floor AS f (namespace, token)
+  SELECT p_namespace, max((r.record->>'token')::bigint) FROM unnest(p_records) AS r(record)
+   WHERE r.record->>'token' ~ '^[0-9]{1,16}$' HAVING count(*) > 0
+  ON CONFLICT (namespace) DO UPDATE SET token = excluded.token WHERE f.token < excluded.token;
   RETURN v_copied;
 END $$;
 
+-- name: copy_audit
+-- As processes of an earlier version call it.
+CREATE OR REPLACE FUNCTION copy_audit(p_ids text[], p_records jsonb[]) RETURNS bigint LANGUAGE sql AS $$
+  SELECT keep_audit('fencebeat', p_ids, p_records)
+$$;
+
+-- name: known_floor
+-- Highest token that a claim or the copied audit of the namespace has seen; a claim may not say whose it is. 0: none.
+CREATE OR REPLACE FUNCTION known_floor(p_namespace text) RETURNS bigint LANGUAGE sql STABLE AS $$
+  SELECT greatest((SELECT max(c.token) FROM tick_claim c WHERE c.namespace = ''),
+                  (SELECT max(c.token) FROM tick_claim c WHERE c.namespace = p_namespace),
+                  (SELECT f.token FROM token_floor f WHERE f.namespace = p_namespace), 0)
+$$;
+
+-- name: keep_entries
+-- Keep definitions and pauses (null: none) of one version. With a base: a change of just that version; without: a page of a complete copy, and `p_last` says that nothing else exists. False, and nothing changed, where another copy was faster.
+CREATE OR REPLACE FUNCTION keep_entries(
+  p_namespace text, p_token bigint, p_generation bigint, p_base bigint, p_names text[], p_definitions text[],
+  p_pauses text[], p_last boolean
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  v_kept tick_entry_version;
+BEGIN
+  INSERT INTO tick_entry_version (namespace, token, generation) VALUES (p_namespace, 0, 0) ON CONFLICT DO NOTHING;
+  SELECT * INTO v_kept FROM tick_entry_version WHERE namespace = p_namespace FOR UPDATE;
+  IF p_base IS NOT NULL AND (v_kept.token, v_kept.generation) <> (p_token, p_base) THEN
+    RETURN false;
+  END IF;
+  IF (v_kept.token, v_kept.generation) >= (p_token, p_generation) THEN
+    RETURN false;
+  END IF;
+  INSERT INTO tick_entry AS e (namespace, entry, definition, pause, token, generation)
+  SELECT p_namespace, c.name, c.definition, c.pause, p_token, p_generation
+    FROM unnest(p_names, p_definitions, p_pauses) AS c(name, definition, pause) ORDER BY c.name
+  ON CONFLICT (namespace, entry) DO UPDATE SET definition = excluded.definition, pause = excluded.pause,
+    token = excluded.token, generation = excluded.generation;
+  IF p_last THEN
+    DELETE FROM tick_entry e WHERE e.namespace = p_namespace
+       AND ((e.definition IS NULL AND e.pause IS NULL)
+         OR (p_base IS NULL AND (e.token, e.generation) < (p_token, p_generation)));
+    UPDATE tick_entry_version SET token = p_token, generation = p_generation WHERE namespace = p_namespace;
+  END IF;
+  RETURN true;
+END $$;
+
+-- name: passes
+-- Whether an audit record closes the tick at `p_fire_time` of its entry without emission. `first` is the first fire time of a run that a commit passed or a recovery could not account for; an edit's is the mark before it, which it does not close.
+CREATE OR REPLACE FUNCTION passes(p_record jsonb, p_fire_time bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE
+    WHEN NOT (p_record->>'fire_time') ~ '^[0-9]{1,16}$' OR (p_record->>'fire_time')::bigint < p_fire_time THEN false
+    WHEN p_record->>'outcome' IN ('changed', 'resumed') AND NOT p_record ? 'count'
+      THEN NOT p_record ? 'holder' AND p_record->>'first' ~ '^[0-9]{1,16}$'
+           AND (p_record->>'first')::bigint < p_fire_time
+    WHEN p_record->>'first' ~ '^[0-9]{1,16}$' THEN (p_record->>'first')::bigint <= p_fire_time
+    ELSE (p_record->>'fire_time')::bigint = p_fire_time
+  END
+$$;
+
+-- name: as_uuid
+-- A task id as uuid; null for a text that is none, which no claim can have.
+CREATE OR REPLACE FUNCTION as_uuid(p_text text) RETURNS uuid LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_text ~* '^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$' THEN p_text::uuid END
+$$;
+
+-- name: sent_ticks
+-- The emitted ticks that nothing has closed since: no closed claim, and no later record that passes the tick over. Emitted again it is one tick.
+CREATE OR REPLACE FUNCTION sent_ticks(p_namespace text)
+RETURNS TABLE (stream_id text, entry text, fire_time bigint, task_id text, guarded boolean, sent_ms bigint)
+LANGUAGE sql STABLE AS $$
+  SELECT DISTINCT ON (a.entry, a.fire_time)
+         a.stream_id, a.entry, a.fire_time, a.record->>'task_id', coalesce(a.record->>'guarded' = '1', false), a.sent_ms
+    FROM tick_audit a
+   WHERE a.namespace = p_namespace AND a.outcome = 'emitted' AND NOT a.settled
+     AND a.entry IS NOT NULL AND a.fire_time IS NOT NULL
+     AND NOT EXISTS (SELECT FROM tick_claim c WHERE c.tick_id = as_uuid(a.record->>'task_id') AND c.closed_at IS NOT NULL)
+     AND NOT EXISTS (SELECT FROM tick_audit l
+                      WHERE l.namespace = p_namespace AND l.entry = a.entry AND l.fire_time >= a.fire_time
+                        AND l.outcome IN ('unroutable', 'paused', 'skipped', 'superseded', 'changed', 'resumed', 'gap')
+                        AND l.position > a.position AND passes(l.record, a.fire_time))
+   ORDER BY a.entry, a.fire_time, a.position DESC
+$$;
+
+-- name: newest_copy_ms
+-- When the newest copied record was written, by the scheduler's server: the last moment that is known.
+CREATE OR REPLACE FUNCTION newest_copy_ms(p_namespace text) RETURNS bigint LANGUAGE sql STABLE AS $$
+  SELECT a.sent_ms FROM tick_audit a WHERE a.namespace = p_namespace ORDER BY a.position DESC LIMIT 1
+$$;
+
+-- name: recovered_marks
+-- The mark of each entry: the highest fire time up to which every tick was decided without emission or has a closed claim. Ticks of unguarded tasks leave no claim: they are passed, and listed by `lost_ticks`.
+CREATE OR REPLACE FUNCTION recovered_marks(p_namespace text) RETURNS TABLE (entry text, mark bigint)
+LANGUAGE sql STABLE AS $$
+  SELECT m.entry, least((extract(epoch FROM m.fire_time) * 1000000)::bigint, o.earliest - 1)
+    FROM tick_mark m
+    LEFT JOIN (SELECT s.entry, min(s.fire_time) AS earliest FROM sent_ticks(p_namespace) s WHERE s.guarded GROUP BY 1) o
+      ON o.entry = m.entry
+   WHERE m.namespace = p_namespace
+$$;
+
+-- name: lost_ticks
+-- Runs of emitted ticks of unguarded tasks that may have been on the queue when it was lost: sent at most `p_queued` before the newest copied record. A run is broken by every other decision of its entry.
+CREATE OR REPLACE FUNCTION lost_ticks(p_namespace text, p_queued interval)
+RETURNS TABLE (entry text, first bigint, fire_time bigint, count bigint, task_id text) LANGUAGE sql STABLE AS $$
+  WITH sent AS (
+    SELECT s.entry, s.fire_time, s.task_id,
+           (SELECT count(*) FROM tick_audit d
+             WHERE d.namespace = p_namespace AND d.entry = s.entry AND d.fire_time < s.fire_time AND d.sent_ms >= b.since
+               AND d.outcome IN ('unroutable', 'paused', 'skipped', 'superseded', 'changed', 'resumed', 'gap')) AS run
+      FROM sent_ticks(p_namespace) s
+      CROSS JOIN (SELECT newest_copy_ms(p_namespace) - (extract(epoch FROM p_queued) * 1000)::bigint AS since) b
+     WHERE NOT s.guarded AND s.sent_ms >= b.since
+  )
+  SELECT s.entry, min(s.fire_time), max(s.fire_time), count(*), (array_agg(s.task_id ORDER BY s.fire_time DESC))[1]
+    FROM sent s GROUP BY s.entry, s.run ORDER BY s.entry, 3
+$$;
+
+-- name: settle_ticks
+-- Tell the copies which emitted ticks no recovery has to ask for again: closed ones, and those of unguarded tasks sent long before the newest record. So a recovery reads what is open, not all that was ever sent.
+CREATE OR REPLACE FUNCTION settle_ticks(p_namespace text, p_queued interval) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  v_since bigint := newest_copy_ms(p_namespace) - (extract(epoch FROM p_queued) * 1000)::bigint;
+  v_settled bigint;
+BEGIN
+  UPDATE tick_audit a SET settled = true
+   WHERE a.namespace = p_namespace AND a.outcome = 'emitted' AND NOT a.settled
+     AND NOT EXISTS (SELECT FROM sent_ticks(p_namespace) s
+                      WHERE s.entry = a.entry AND s.fire_time = a.fire_time AND (s.guarded OR s.sent_ms >= v_since));
+  GET DIAGNOSTICS v_settled = ROW_COUNT;
+  RETURN v_settled;
+END $$;
+
 -- name: trim_audit
--- Forget copies older than that: marks stay.
+-- Forget copies older than that, but of each entry the newest decision and every emitted tick that is still open: a recovery asks for these. Marks stay.
 CREATE OR REPLACE FUNCTION trim_audit(p_older interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
+  v_namespace text;
   v_deleted bigint;
+  v_total bigint := 0;
 BEGIN
-  DELETE FROM tick_audit a WHERE a.at < clock_timestamp() - p_older;
-  GET DIAGNOSTICS v_deleted = ROW_COUNT;
-  RETURN v_deleted;
+  FOR v_namespace IN SELECT DISTINCT f.namespace FROM tick_audit f LOOP
+    DELETE FROM tick_audit a
+     WHERE a.namespace = v_namespace AND a.at < clock_timestamp() - p_older
+       AND NOT EXISTS (SELECT FROM sent_ticks(v_namespace) s
+                        WHERE s.guarded AND s.entry = a.entry AND s.fire_time = a.fire_time)
+       AND NOT (decides(a.record) AND a.fire_time IS NOT NULL AND a.fire_time =
+                (SELECT (extract(epoch FROM m.fire_time) * 1000000)::bigint FROM tick_mark m
+                  WHERE m.namespace = v_namespace AND m.entry = a.entry));
+    GET DIAGNOSTICS v_deleted = ROW_COUNT;
+    v_total := v_total + v_deleted;
+  END LOOP;
+  RETURN v_total;
 END $$;

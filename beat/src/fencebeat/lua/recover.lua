@@ -1,23 +1,31 @@
--- recover: give a store that lost its past a known state again, under the new term and with one TIME.
+-- recover: give a store that lost its past a known state again, under the new term: look, then pages, then done.
 -- The only writer of a generation where there is none.
 --
 -- KEYS  name     type    holds
 --    1  lock     string  nonce of the holder, where the lock is kept here
---    2  term     hash    token, nonce, ...: the fence
+--    2  term     hash    token, nonce, ...: the fence; `digest` of the static entries that are stored
 --    3  entries  hash    entry -> definition as JSON; `generation`
 --    4  last     hash    entry -> mark in us; `generation`
 --    5  flags    hash    scope -> flag as JSON; `generation`, `renewed` in us (TIME)
 --    6  audit    stream  one record for every decision
+--    7  paused   hash    entry -> who paused it, when and why, as JSON
 --
--- ARGV  token, nonce, `lock` or `term` (what carries the term), 1 where others know of a past, generation of the flags,
---       number of entries, of marks, of flags; then the pairs of each, in this order
--- Returns {fenced, token the store has sealed}; {known} where nothing was missing; {first} on a first start;
--- {gap} where something was lost, which is recorded; {unusable, key, text}. Only in the third and fourth case
--- something changed. A record that has its generation stays as it is; an entry left without a mark counts as new.
+-- ARGV  token, nonce, `lock` or `term` (what carries the term), step; then by step
+--       look   nothing
+--       page   number of entries, of marks, of pauses, of gaps; then entry, definition; entry, mark; entry, pause;
+--              entry, first fire time, last fire time, how many, task id of the last
+--       done   1 where anybody knows of a past, TIME of the look, number of marks recovered, of ticks in the gaps,
+--              text of a `flags_lost` record (empty: none), generation of the flags, then the flags: scope, flag as JSON
+-- Returns {fenced, token the store has sealed}, {unusable, key, text}, {known} where no record lacks its generation; else
+--       look   {unknown, TIME in us, then 1 or 0 for entries, last, flags: whether it has its generation}
+--       page   {written}
+--       done   {first} on a first start, {gap} where something was lost, which is recorded
+-- A record that has its generation stays as it is, and a mark only grows, also one that stayed behind. Until `done` the
+-- store still counts as unknown, so whatever ends the process between two pages, the next term begins again.
 
 local KEEP = 100000 -- most audit records, about; `store.AUDIT_LENGTH`
-local token, nonce = ARGV[1], ARGV[2]
-for i, want in ipairs({'string', 'hash', 'hash', 'hash', 'hash', 'stream'}) do
+local token, nonce, step = ARGV[1], ARGV[2], ARGV[4]
+for i, want in ipairs({'string', 'hash', 'hash', 'hash', 'hash', 'stream', 'hash'}) do
   local kind = redis.call('TYPE', KEYS[i]).ok
   if kind ~= 'none' and kind ~= want then return {'unusable', KEYS[i], 'a ' .. kind .. ', not a ' .. want} end
 end
@@ -26,71 +34,90 @@ if term[1] ~= token or term[2] ~= nonce or (ARGV[3] ~= 'term' and redis.call('GE
   return {'fenced', term[1] or ''}
 end
 
-local numbers = {}
-for i = 5, 8 do
-  local number = tonumber(ARGV[i])
-  if not number or number < 0 or number ~= math.floor(number) then
-    return redis.error_reply('ERR argument ' .. i .. ' is no whole number')
-  end
-  numbers[i - 4] = number
-end
+local entries, last, flags, audit, paused = unpack(KEYS, 3, 7)
+local function text(number) return string.format('%.0f', number) end
+local function knows(key) return tonumber(redis.call('HGET', key, 'generation') or '') ~= nil end
+local has = {entries = knows(entries), last = knows(last), flags = knows(flags)}
+if has.entries and has.last and has.flags then return {'known'} end
+
 local time = redis.call('TIME')
-local now = string.format('%.0f', tonumber(time[1]) * 1000000 + tonumber(time[2]))
+local now = text(tonumber(time[1]) * 1000000 + tonumber(time[2]))
+if step == 'look' then
+  return {'unknown', now, has.entries and '1' or '0', has.last and '1' or '0', has.flags and '1' or '0'}
+end
 
-local known, records, at = 0, {}, 9
-for i = 1, 3 do
-  local record = {key = KEYS[2 + i], fields = {}, names = {}}
-  record.known = tonumber(redis.call('HGET', record.key, 'generation') or '') ~= nil
-  if record.known then known = known + 1 end
-  for _ = 1, numbers[i + 1] do
-    if not ARGV[at + 1] then return redis.error_reply('ERR fewer pairs than announced') end
-    record.names[ARGV[at]] = true
-    record.fields[#record.fields + 1] = ARGV[at]
-    record.fields[#record.fields + 1] = ARGV[at + 1]
-    at = at + 2
+local at = 4
+local function take()
+  at = at + 1
+  return assert(ARGV[at], 'the request ends in the middle')
+end
+local function whole()
+  local value = take()
+  local number = tonumber(value)
+  if not number or number ~= math.floor(number) or number < 0 or number >= 9007199254740992 then
+    error('not a whole number: ' .. value)
   end
-  records[i] = record
+  return number
 end
-if ARGV[at] then return redis.error_reply('ERR more pairs than announced') end
-for i = 1, #records[2].fields, 2 do
-  if not tonumber(records[2].fields[i + 1]) then return redis.error_reply('ERR a mark is a number') end
+local function pairs_of(count)
+  local list = {}
+  for _ = 1, count do
+    local name = take()
+    assert(name ~= 'generation' and name ~= 'renewed', 'a reserved name')
+    list[#list + 1] = {name, take()}
+  end
+  return list
 end
-if known == 3 then return {'known'} end
+local function put(key, list)
+  for _, pair in ipairs(list) do redis.call('HSET', key, pair[1], pair[2]) end
+end
 
-local entries, marks, flags = records[1], records[2], records[3]
-if not marks.known then -- a mark only grows, also one that stayed behind without its generation
-  for i = 1, #marks.fields, 2 do
-    local stored = tonumber(redis.call('HGET', marks.key, marks.fields[i]) or '')
-    if stored and stored > tonumber(marks.fields[i + 1]) then
-      marks.fields[i + 1] = string.format('%.0f', stored)
+if step == 'page' then
+  local counts = {whole(), whole(), whole(), whole()}
+  local definitions = pairs_of(counts[1])
+  local marks = {}
+  for i = 1, counts[2] do marks[i] = {take(), whole()} end
+  local pauses, gaps = pairs_of(counts[3]), {}
+  for i = 1, counts[4] do gaps[i] = {take(), text(whole()), text(whole()), text(whole()), take()} end
+  assert(ARGV[at + 1] == nil, 'more than was announced')
+
+  if not has.entries then
+    put(entries, definitions)
+    put(paused, pauses)
+  end
+  if not has.last then
+    for _, mark in ipairs(marks) do
+      local stored = tonumber(redis.call('HGET', last, mark[1]) or '')
+      redis.call('HSET', last, mark[1], text(math.max(stored or 0, mark[2])))
+    end
+    for _, gap in ipairs(gaps) do
+      redis.call('XADD', audit, 'MAXLEN', '~', KEEP, '*', 'outcome', 'gap', 'entry', gap[1], 'first', gap[2],
+        'fire_time', gap[3], 'count', gap[4], 'task_id', gap[5], 'token', token, 'reason', 'may have been lost')
     end
   end
-  local there = redis.call('HKEYS', entries.key)
-  for name in pairs(entries.names) do there[#there + 1] = name end
-  for _, name in ipairs(there) do
-    if name ~= 'generation' and not marks.names[name] and not tonumber(redis.call('HGET', marks.key, name) or '') then
-      marks.names[name] = true
-      marks.fields[#marks.fields + 1] = name
-      marks.fields[#marks.fields + 1] = now
-    end
-  end
+  return {'written'}
 end
-local generation = {token, token, string.format('%.0f', numbers[1])}
 
-for i, record in ipairs(records) do
-  if not record.known then
-    for j = 1, #record.fields, 1000 do
-      redis.call('HSET', record.key, unpack(record.fields, j, math.min(j + 999, #record.fields)))
-    end
+assert(step == 'done', 'neither look, page nor done')
+local past, looked, recovered, lost, flags_lost = take() == '1', text(whole()), text(whole()), text(whole()), take()
+local generation = text(whole())
+assert((#ARGV - at) % 2 == 0, 'pairs of scope and flag')
+local stops = pairs_of((#ARGV - at) / 2)
+
+if not has.flags then
+  put(flags, stops)
+  redis.call('HSET', flags, 'renewed', looked) -- they were read after the look
+  if flags_lost ~= '' then
+    redis.call('XADD', audit, 'MAXLEN', '~', KEEP, '*', 'outcome', 'flags_lost', 'token', token, 'reason', flags_lost)
   end
 end
-if not flags.known then redis.call('HSET', flags.key, 'renewed', now) end
-local outcome = (ARGV[4] == '1' or known > 0) and 'gap' or 'first'
+local outcome = (past or has.entries or has.last or has.flags) and 'gap' or 'first'
 if outcome == 'gap' then
-  redis.call('XADD', KEYS[6], 'MAXLEN', '~', KEEP, '*', 'outcome', 'gap', 'token', token, 'until', now,
-    'reason', 'the store lost its past')
+  redis.call('XADD', audit, 'MAXLEN', '~', KEEP, '*', 'outcome', 'gap', 'token', token, 'until', looked,
+    'recovered', recovered, 'lost', lost, 'reason', 'the store lost its past')
 end
-for i, record in ipairs(records) do -- the generations last
-  if not record.known then redis.call('HSET', record.key, 'generation', generation[i]) end
-end
+redis.call('HDEL', KEYS[2], 'digest') -- what is due is derived: the leader's next synchronisation has to be complete
+if not has.entries then redis.call('HSET', entries, 'generation', token) end
+if not has.last then redis.call('HSET', last, 'generation', token) end
+if not has.flags then redis.call('HSET', flags, 'generation', generation) end
 return {outcome}

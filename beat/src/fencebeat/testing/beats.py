@@ -94,6 +94,7 @@ class Cluster:
     """Beats of one namespace that share a history file. Leaving the block ends every process of it.
 
     settings: of the Celery application, JSON values; see `fencebeat.testing.project`. environment: of each process.
+    project: the module of another application that reads its settings in the same way.
     """
 
     def __init__(
@@ -102,10 +103,13 @@ class Cluster:
         redis_url: str,
         settings: Mapping[str, Any],
         environment: Mapping[str, str] | None = None,
+        *,
+        project: str = "fencebeat.testing.project",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.history = folder, folder / "history.jsonl"
         self.redis_url, self.settings, self.environment = redis_url, settings, environment or {}
+        self.project = project
         self.beats: list[Beat] = []
         self.nemesis = history.History(self.history, "nemesis")
         self._follower = history.Follower(self.history)
@@ -114,7 +118,7 @@ class Cluster:
         """Start one; it does not wait for anything."""
         name = name or f"beat-{len(self.beats) + 1}"
         log = self.folder / f"{name}.log"
-        command = [sys.executable, "-m", "celery", "-q", "-A", "fencebeat.testing.project", "beat"]
+        command = [sys.executable, "-m", "celery", "-q", "-A", self.project, "beat"]
         command += ["-S", "fencebeat.scheduler:Scheduler", "--loglevel", "INFO", "--pidfile", ""]
         with log.open("ab") as output:
             process = subprocess.Popen(
