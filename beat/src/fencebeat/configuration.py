@@ -41,6 +41,7 @@ class Configuration:
     broker: Broker  # the Redis of lock, schedule and outbox: the broker itself, where that is Redis
     outbox: bool = False  # the broker is another one, so messages go through the outbox
     outbox_limit: int = OUTBOX_LIMIT  # rows
+    fast_path: bool = True  # messages from proven templates (see `templates`)
 
     @classmethod
     def of(cls, app: Celery) -> Self:
@@ -87,6 +88,7 @@ class Configuration:
             broker=records,
             outbox=outbox,
             outbox_limit=limit,
+            fast_path=bool(conf.get("fencebeat_fast_path", os.environ.get("FENCEBEAT_FAST_PATH", "1") != "0")),
         )
 
     @property

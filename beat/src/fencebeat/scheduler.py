@@ -15,6 +15,7 @@ store, an entry that raises: states of the process, never its end.
 
 import logging
 import threading
+from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -24,7 +25,7 @@ from celery import Celery, beat
 from fencebeat import failpoints
 from fencebeat.clock import system_clock
 from fencebeat.configuration import Configuration
-from fencebeat.connection import clock_refusal, examine
+from fencebeat.connection import PolicyWatch, clock_refusal, examine
 from fencebeat.copying import AuditCopier
 from fencebeat.elector import Elector, State
 from fencebeat.entries import Entry, lines_of, read_schedule
@@ -47,12 +48,15 @@ from fencebeat.render import Renderer
 from fencebeat.requests import Requests
 from fencebeat.rounds import Rounds
 from fencebeat.store import Store
+from fencebeat.templates import AGE
 from fencebeat.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
 SLICE = 1.0
 """Longest wait of one tick, in seconds."""
+IDLE = 0.02
+"""Seconds of one idle turn in which templates are made: no election and no tick waits for longer."""
 
 
 class Scheduler(beat.Scheduler):
@@ -134,6 +138,7 @@ class Election:
         timing, keys, broker = configuration.timing, configuration.keys, configuration.broker
         lock, effects = configuration.make_lock(), configuration.make_effects()
         self._permits = broker.client(timing.call_timeout, name="fencebeat-permit")
+        self._policy = PolicyWatch(self._permits, self._clock)
         self.keeper = (
             FlagKeeper(effects, broker.client(timing.call_timeout, name="fencebeat-flags"), keys) if effects else None
         )
@@ -164,7 +169,10 @@ class Election:
             watchdog=Watchdog(),
         )
         self.publisher: Publisher | None = None
-        self._renderer = Renderer(app, configuration.namespace, timing.call_timeout)
+        fast = self._clock if configuration.fast_path else None
+        self._renderer = Renderer(app, configuration.namespace, timing.call_timeout, fast=fast)
+        self._unprepared: Iterator[Entry] = iter(entries.values())
+        self._entries, self._prepared = entries, self._clock.elapsed()
         if configuration.outbox:
             self._renderer = OutboxRenderer(app, configuration.namespace, timing.call_timeout, key=keys.outbox)
             self.publisher = Publisher.of(
@@ -222,7 +230,23 @@ class Election:
             self._term = term
         seconds = SLICE if term is None else self._round(term)
         if seconds > 0 and not self._stopped:
-            self._wait(min(seconds, SLICE))
+            self._wait(min(seconds, SLICE) if seconds < 2 * IDLE or self._prepare() else IDLE)
+
+    def _prepare(self) -> bool:
+        """Make templates for a moment, so that a takeover is warm; returns whether there are no more to make.
+
+        Only where the store answers: waiting for it here would delay the first round of a term.
+        """
+        templates, state = self._renderer.templates, self.elector.state
+        if templates is None or not (state.state == "leading" or state.reason == "another_leads"):
+            return True
+        if self._clock.elapsed() - self._prepared > AGE / 2:
+            self._unprepared, self._prepared = iter(self._entries.values()), self._clock.elapsed()
+        try:
+            return templates.prepare(self._unprepared, IDLE)
+        except StoreUnreachable as error:
+            log.debug("templates are not made now: %s", error.what)
+            return True
 
     def _round(self, term: Term) -> float:
         """One round; returns how long to wait. Everything that can go wrong here is a state, not an end."""
@@ -272,6 +296,7 @@ class Election:
                 self._mail.put(None)
                 return "refused"
             self._examined = True
+        self._policy.look()
         return clock_refusal(self._permits, self._clock, self._configuration.tolerance)
 
     def _wait(self, seconds: float) -> None:

@@ -1,0 +1,164 @@
+"""One message without what differs from tick to tick: cut from a full render, filled for each tick. Pure functions.
+
+Slots: the task id (id, root_id, correlation_id), the four `fencebeat_` headers, traceparent, relative eta and expires,
+body, argsrepr, kwargsrepr, delivery_tag (random: equal ones would collide among unacknowledged messages).
+
+May import: kombu's JSON, capture, entries, ticks. Must never know: applications, clocks, brokers.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from kombu import serialization
+from kombu.utils.json import dumps
+
+from fencebeat.capture import Captured, Command
+from fencebeat.entries import Entry
+from fencebeat.ticks import tick_id, traceparent
+
+
+class Unfit(Exception):
+    """An answer, not an error: this entry stays on Celery's own path."""
+
+
+class Filling(NamedTuple):
+    """What makes one message of a template: the tick, and the moments it asks for as JSON (empty: it has none)."""
+
+    fire_time: int
+    token: int
+    identity: str
+    tag: str
+    eta: str
+    expires: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What an entry's arguments become in its messages, as JSON."""
+
+    entry: Entry
+    key: str
+    name: str
+    body: str  # without its third part
+    argsrepr: str
+    kwargsrepr: str
+
+
+@dataclass(slots=True)
+class Template:
+    """A template. Each command: its name, its key, its text with %s for the slots, the slots in order."""
+
+    made: float
+    commands: tuple[tuple[Any, str, str, tuple[str, ...]], ...]
+    queues: tuple[str, ...]
+    embed: str  # the third part of the body, JSON
+    eta: float | None  # seconds from now
+    expires: float | None
+    proven_by: str  # the entry whose renders it was made from
+    shared: bool = False  # another entry has proven it, too
+
+    def fill(self, pieces: Pieces, filling: Filling) -> Captured:
+        """The message of one tick."""
+        values = self.values(pieces, filling)
+        commands = [
+            Command(name, key, text % tuple([values[slot] for slot in slots]) if slots else text)
+            for name, key, text, slots in self.commands
+        ]
+        return Captured(commands, list(self.queues), filling.tag)
+
+    def values(self, pieces: Pieces, filling: Filling) -> dict[str, str]:
+        """What stands in each slot, as JSON."""
+        name = pieces.entry.name
+        return {
+            "id": f'"{filling.identity}"',
+            "entry": pieces.name,
+            "tick": pieces.name[:-1] + tick_id(name, filling.fire_time)[len(name) :] + '"',
+            "fire_time": str(filling.fire_time),
+            "token": str(filling.token),
+            "traceparent": f'"{traceparent(filling.identity)}"',
+            "argsrepr": pieces.argsrepr,
+            "kwargsrepr": pieces.kwargsrepr,
+            "body": _encoded(pieces.body, self.embed),
+            "tag": f'"{filling.tag}"',
+            "eta": filling.eta,
+            "expires": filling.expires,
+        }
+
+
+def key_of(entry: Entry) -> str:
+    """What a template belongs to: task and options where they are plain JSON, else the entry itself in its version."""
+    if _plain(entry.options):
+        return json.dumps([entry.task, entry.options], sort_keys=True)
+    return json.dumps([entry.task, entry.name, entry.version])
+
+
+def _plain(value: Any) -> bool:
+    """Whether JSON says all there is to a value."""
+    if isinstance(value, Mapping):
+        return all(type(key) is str and _plain(inner) for key, inner in value.items())
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def body_of(args: Any, kwargs: Any) -> str:
+    """The body without its third part and the closing bracket, as Celery's serializer writes it. Raises Unfit."""
+    kind, encoding, text = serialization.dumps((args, kwargs), serializer="json")
+    if kind != "application/json" or encoding != "utf-8" or not isinstance(text, str) or text[-1] != "]":
+        raise Unfit
+    return text[:-1]
+
+
+def _encoded(body: str, embed: str) -> str:
+    return '"' + base64.b64encode(f"{body}, {embed}]".encode()).decode() + '"'
+
+
+def embed_of(captured: Captured) -> str:
+    """The third part of the body (callbacks, chain, chord), as it stands there.
+
+    Raises Unfit for a message that is put where the broker decides, or encoded in another way.
+    """
+    texts = {command.value for command in captured.commands if command.name in ("lpush", "publish")}
+    names = {command.name for command in captured.commands}
+    if len(texts) != 1 or not names <= {"lpush", "publish", "pexpire"}:
+        raise Unfit
+    message: dict[str, Any] = json.loads(texts.pop())
+    if "lpush" in names and message["properties"]["delivery_info"]["exchange"] != "":
+        raise Unfit  # which queues are bound to an exchange is the broker's to say, each time
+    if message["properties"].get("body_encoding") != "base64":
+        raise Unfit
+    return dumps(json.loads(base64.b64decode(message["body"]))[2])
+
+
+def cut(command: Command, values: Mapping[str, str]) -> tuple[Any, str, str, tuple[str, ...]]:
+    """The command's text with %s for each slot that has its value there, and the slots in their order."""
+    if command.name == "pexpire":
+        return command.name, command.key, command.value, ()
+    message = json.loads(command.value)
+    headers, properties = message["headers"], message["properties"]
+    mark = uuid4().hex
+    places: list[tuple[dict[str, Any], str, str]] = [
+        (headers, "id", "id"),
+        (headers, "root_id", "id"),
+        (properties, "correlation_id", "id"),
+        (headers, "fencebeat_tick", "tick"),
+        (headers, "fencebeat_entry", "entry"),
+        (headers, "fencebeat_fire_time", "fire_time"),
+        (headers, "fencebeat_token", "token"),
+        (headers, "traceparent", "traceparent"),
+        (headers, "argsrepr", "argsrepr"),
+        (headers, "kwargsrepr", "kwargsrepr"),
+        (headers, "eta", "eta"),
+        (headers, "expires", "expires"),
+        (message, "body", "body"),
+        (properties, "delivery_tag", "tag"),
+    ]
+    for where, field, slot in places:
+        if values[slot] and dumps(where.get(field)) == values[slot]:  # another value is the options' own: it stays
+            where[field] = f"{mark}{slot}."
+    literals = dumps(message).replace("%", "%%").split(f'"{mark}')
+    slots = [part.split('."', 1) for part in literals[1:]]
+    text = literals[0] + "".join(f"%s{rest}" for _, rest in slots)
+    return command.name, command.key, text, tuple(slot for slot, _ in slots)
