@@ -110,6 +110,12 @@ class FiresTooOften(Permanent):
     """
 
 
+class NobodyLeads(FencebeatError):
+    """Nobody leads, so there is no term to end.
+    Nothing was done. `fencebeat leader show` tells more.
+    """
+
+
 class TooMany(Refused):
     """Nothing was done: entry {name} has more than {limit} fire times in that range.
     Ask for a shorter range, or allow more of them with --limit.

@@ -120,3 +120,15 @@ def plain(rule: Rule) -> list[Any]:
 def is_interval(value: Any) -> bool:
     """Whether a schedule that `rule_of` takes counts from a start."""
     return type(value) is schedule or isinstance(value, timedelta | int | float)
+
+
+_SHORT = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?")
+_UNITS = {"ms": 1000, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND, "d": 86_400 * SECOND, "w": 604_800 * SECOND}
+
+
+def read_every(text: str) -> timedelta:
+    """An interval as people type it: 30s, 15m, 6h, 1d; a number alone is seconds. Raises ValueError."""
+    match = _SHORT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no interval. Use for example 30s, 15m, 6h or 1d.")
+    return timedelta(microseconds=int(Decimal(match[1]) * _UNITS[match[2] or "s"]))

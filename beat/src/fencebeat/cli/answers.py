@@ -15,9 +15,11 @@ from rich.console import Console
 from fencebeat.errors import NoApplication
 
 if TYPE_CHECKING:  # with Celery and redis a second and more: `fencebeat --help` asks neither
+    import redis
     from celery import Celery
 
     from fencebeat.configuration import Configuration
+    from fencebeat.edits import Schedule
     from fencebeat.entries import Entry
     from fencebeat.store import Store
 
@@ -71,12 +73,14 @@ class App:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command needs: the configuration, the entries of the schedule, and the store."""
+    """What a command needs: the configuration, its entries, the store, and the schedule to be edited."""
 
     configuration: "Configuration"
     entries: "dict[str, Entry]"
     unusable: dict[str, str]  # entry -> why it cannot be scheduled
     store: "Store"
+    schedule: "Schedule"
+    client: "redis.Redis"
 
     @property
     def in_redis(self) -> bool:
@@ -87,7 +91,9 @@ class Asked:
 @contextmanager
 def asked(context: typer.Context) -> Iterator[Asked]:
     """The application that `-A` names and its store, for one command. Raises NoApplication, ImpossibleConfiguration."""
+    from fencebeat.clock import system_clock  # noqa: PLC0415 - beside its user
     from fencebeat.configuration import Configuration  # noqa: PLC0415 - slow: see the top
+    from fencebeat.edits import Schedule  # noqa: PLC0415 - the same
     from fencebeat.entries import lines_of, read_schedule  # noqa: PLC0415 - the same
     from fencebeat.store import Store  # noqa: PLC0415 - the same
 
@@ -102,6 +108,15 @@ def asked(context: typer.Context) -> Iterator[Asked]:
             entries,
             {str(error.facts["name"]): str(error.facts["why"]) for error in refused},
             Store(client, configuration.keys),
+            Schedule(
+                client,
+                configuration.keys,
+                zone=configuration.zone,
+                lease=configuration.timing.lease,
+                tolerance=configuration.tolerance,
+                clock=system_clock(),
+            ),
+            client,
         )
     finally:
         client.close()

@@ -1,35 +1,37 @@
-"""The library's commands: leader, schedule, explain. They only read."""
+"""The library's commands: leader, flags, explain; and those of the schedule, which are in `schedule` and `editing`."""
 
-import re
-from datetime import UTC, datetime
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from fencebeat.cli import editing, importing
+from fencebeat.cli import schedule as shown
 from fencebeat.cli.answers import AsJson, Asked, Exit, answer, asked, examples
-from fencebeat.clock import SystemClock
-from fencebeat.errors import UnknownEntry
-from fencebeat.firetimes import SECOND, next_fire_times
+from fencebeat.cli.editing import Yes, confirmed
+from fencebeat.cli.times import read_instant
+from fencebeat.errors import NobodyLeads
+from fencebeat.firetimes import SECOND
 from fencebeat.ticks import instant
 
-if TYPE_CHECKING:  # imports Celery, which `fencebeat --help` must not
-    from fencebeat.entries import Entry
-
-WIDE = 130  # columns from which zone, task and policy are shown, too; `--json` always has them
+if TYPE_CHECKING:
+    from fencebeat.effects import Flag
 
 
 def add(app: typer.Typer) -> None:
     """Add these commands to the `fencebeat` command."""
-    leader = typer.Typer(no_args_is_help=True, help="Who leads.")
+    leader = typer.Typer(no_args_is_help=True, help="Who leads, and how to end it.")
     leader.command("show", epilog=examples("fencebeat leader show", "fencebeat -A proj leader show --json"))(show)
-    schedule = typer.Typer(no_args_is_help=True, help="What is scheduled, and when it fires.")
-    schedule.command("list", epilog=examples("fencebeat schedule list"))(list_entries)
-    schedule.command("next", epilog=examples("fencebeat schedule next nightly --count 10"))(next_times)
+    leader.command("resign", epilog=examples("fencebeat leader resign --yes"))(resign)
+    schedule = typer.Typer(no_args_is_help=True, help="What is scheduled, when it fires, and how to change it.")
+    shown.add(schedule)
+    editing.add(schedule)
+    importing.add(schedule)
     app.add_typer(leader, name="leader")
     app.add_typer(schedule, name="schedule")
+    app.command("flags", epilog=examples("fencebeat flags", "fencebeat -A proj flags --json"))(flags)
     app.command("explain", epilog=examples("fencebeat explain nightly 2026-11-30T02:30:00+01:00"))(explain)
 
 
@@ -82,85 +84,71 @@ def _in_force(given: Asked, record: dict[str, str]) -> bool:
     return holder is not None and str(holder.token) == record.get("token")
 
 
-def list_entries(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the entries: schedule, zone, policy, the last fire time decided and the next one."""
+def resign(context: typer.Context, yes: Yes = False, as_json: AsJson = False) -> None:
+    """End the term in force. A standby takes over at once; the old leader is refused at its next act.
+
+    No tick is lost or doubled by it. Where nobody stands by, the old leader wins a new term.
+    """
     with asked(context) as given:
-        stored, marks = given.store.entries(), given.store.marks()
-    now = _now()
-    rows = [_row(entry, stored.get(name), marks.get(name), now) for name, entry in sorted(given.entries.items())]
-    rows += [
-        {"entry": name, "problem": "stored, but not in this configuration"}
-        for name in sorted(set(stored) - set(given.entries) - set(given.unusable))
-    ]
-    rows += [{"entry": name, "problem": why} for name, why in sorted(given.unusable.items())]
-
-    def text(console: Console) -> None:
-        headings = ["schedule", "last", "next"]
-        if console.width >= WIDE:
-            headings[1:1] = ["zone", "task", "catchup"]
-        table = Table(box=None, pad_edge=False)
-        table.add_column("entry", overflow="fold")
-        for heading in headings:
-            table.add_column(heading, no_wrap=True)
-        for row in rows:
-            table.add_row(escape(row["entry"]), *(escape(_seconds(row.get(heading) or "-")) for heading in headings))
-        console.print(table)
-        for row in rows:
-            if row.get("problem"):
-                console.print(f"[red]{escape(row['entry'])}: {escape(row['problem'])}[/]")
-
-    answer(rows, as_json, text)
+        lock = given.configuration.make_lock()
+        try:
+            term = lock.holder()
+            if term is None:
+                raise NobodyLeads
+            confirmed(yes, f"End the term of {term.holder} (token {term.token})?", as_json)
+            ended = lock.resign(term)
+        finally:
+            lock.close()
+    if not ended:
+        raise NobodyLeads
+    data = {"ended": True, "token": term.token, "holder": term.holder}
+    answer(data, as_json, lambda console: console.print(f"ended the term of {escape(term.holder)}, token {term.token}"))
 
 
-def _seconds(text: str) -> str:
-    """An instant without its fraction, for people."""
-    return re.sub(r"\.\d+Z$", "Z", text)
+def flags(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show the stops in force, as the broker's copy has them. Exit code 3: it is unknown, nothing is emitted."""
+    from fencebeat.flags import FRESH, read_flags  # noqa: PLC0415 - imports redis
 
-
-def _row(entry: "Entry", stored: dict[str, Any] | None, mark: int | None, now: int) -> dict[str, Any]:
-    following = entry.next_after(now)
-    problem = None
-    if stored is None:
-        problem = "not stored yet: no beat with this configuration has led"
-    elif stored.get("version") != entry.version:
-        problem = "the leader has another version of it"
-    return {
-        "entry": entry.name,
-        "task": entry.task,
-        "schedule": entry.shown,
-        "zone": entry.zone.key,
-        "catchup": entry.catchup.text,
-        "last": instant(mark) if mark is not None else None,
-        "next": instant(following) if following is not None else None,
-        "problem": problem,
+    with asked(context) as given:
+        copy = read_flags(given.client, given.configuration.keys)
+        kept = bool(given.configuration.effect_store)
+    stale = copy is not None and kept and copy.age_seconds > FRESH
+    unknown = stale or copy is None
+    stops = [] if copy is None else [_stop(scope, flag) for scope, flag in sorted(copy.flags.items())]
+    data = {
+        "known": not unknown,
+        "generation": copy.generation if copy else None,
+        "age_seconds": round(copy.age_seconds, 3) if copy else None,
+        "flags": stops,
     }
 
-
-def next_times(
-    context: typer.Context,
-    entry: Annotated[str, typer.Argument(help="Name of the entry.")],
-    count: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 5,
-    as_json: AsJson = False,
-) -> None:
-    """Show the next fire times of an entry, by the same function that decides emission."""
-    with asked(context) as given:
-        if entry not in given.entries:
-            raise UnknownEntry(name=entry)
-    found = given.entries[entry]
-    times = next_fire_times(found.rule, found.zone, _now(), count)
-    data = [{"fire_time": instant(at), "local": _local(at, found)} for at in times]
-
     def text(console: Console) -> None:
-        for row in data:
-            console.print(f"{row['fire_time']}   {row['local']}")
-        if not data:
-            console.print("It never fires again.")
+        if copy is None:
+            console.print("[bold red]The flags are unknown[/]: missing, without a generation, or damaged.")
+        elif stale:
+            console.print(f"[bold red]The flags are unknown[/]: nobody renewed them for {copy.age_seconds:.1f} s.")
+        if unknown:
+            console.print("Nothing is emitted until a beat renews them from the effect store.")
+        for row in stops:
+            until = f" until {row['until']}" if row["until"] else ""
+            console.print(
+                f"[bold]{escape(row['scope'])}[/]: {row['level']} stopped by {escape(row['author'] or '?')}{until}"
+            )
+            console.print(f"    {escape(row['reason'] or 'no reason given')}")
+        if copy is not None and not unknown:
+            console.print(f"{len(stops) or 'no'} stops; generation {copy.generation}, {copy.age_seconds:.1f} s old")
 
     answer(data, as_json, text)
+    if unknown:
+        raise typer.Exit(Exit.DEGRADED)
 
 
-def _local(at: int, entry: "Entry") -> str:
-    return datetime.fromtimestamp(at // SECOND, UTC).astimezone(entry.zone).isoformat()
+def _stop(scope: str, flag: "Flag") -> dict[str, Any]:
+    return {
+        "scope": scope,
+        **asdict(flag),
+        "until": None if flag.until is None else instant(round(flag.until * SECOND)),
+    }
 
 
 def explain(
@@ -172,7 +160,7 @@ def explain(
     """Tell what became of one tick: emitted by whom, under which token, as which message; or why not."""
     from fencebeat.explain import explain as explain_tick  # noqa: PLC0415 - imports redis
 
-    fire_time = _instant(time)
+    fire_time = read_instant(time)
     with asked(context) as given:
         story = explain_tick(given.store, given.configuration.namespace, given.entries, entry, fire_time)
 
@@ -194,23 +182,3 @@ _TOLD = ("token", "holder", "sealed", "reason", "count")
 
 def _recorded(identity: str) -> str:
     return instant(int(identity.partition("-")[0]) * 1000)
-
-
-def _instant(text: str) -> int:
-    try:
-        return round(float(text) * SECOND)
-    except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is no time. Use ISO 8601, for example 2026-11-30T02:30:00Z, or seconds since the epoch."
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return round(moment.replace(microsecond=0).timestamp()) * SECOND + moment.microsecond
-
-
-def _now() -> int:
-    return round(SystemClock().wall() * SECOND)
