@@ -25,6 +25,7 @@ TIMED = {
     "test_lease_elector",
     "test_locks",
     "test_scheduler",
+    "test_stores",
     "test_search",
     "test_smoke",
 }

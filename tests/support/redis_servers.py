@@ -32,11 +32,12 @@ _SHIM = Path(__file__).with_name("clock_shim.c")
 
 SCHEDULER_USER = (
     "on >secret resetkeys resetchannels -@all "
-    "~fencebeat:* ~lock:fencebeat:leader ~lock-signal:fencebeat:leader ~_kombu.binding.* ~celery ~celery\x06\x16* "
+    "~fencebeat:* ~lock:fencebeat:leader ~lock-signal:fencebeat:leader ~_kombu.binding* ~celery ~celery\x06\x16* "
     "+client|setname +client|setinfo +hello +ping +info +time +select "
     "+eval +evalsha +type +get +set +del +pttl +pexpire +blpop +lpush +llen +rpop "
-    "+hget +hset +hmget +hgetall +hdel +hincrby +hexists +hlen +sadd +srem +smembers +sismember "
-    "+zadd +zrem +zrange +zrangebyscore +zcard +zscore +xadd +xrange +xrevrange +xtrim +xlen +publish +multi +exec"
+    "+hget +hset +hmget +hgetall +hdel +hincrby +hexists +hkeys +hlen +hscan +sadd +srem +smembers +sismember "
+    "+zadd +zrem +zrange +zrangebyscore +zcard +zscore +xadd +xrange +xrevrange +xdel +xtrim +xlen "
+    "+publish +multi +exec"
 )
 """The least rights of a user whose namespace is `fencebeat` and whose queue is `celery`; beat/README.md explains it."""
 
@@ -231,16 +232,18 @@ class ClockedValkey(Valkey):
 class EtcdMembers:
     """Three members of one etcd on loopback."""
 
+    _numbers = itertools.count(1)
+
     def __init__(self, keeper: Keeper, folder: Path) -> None:
         self._keeper, self._folder = keeper, folder
         folder.mkdir(parents=True, exist_ok=True)
-        ports = free_ports()
+        made, ports = next(self._numbers), free_ports()
         self.ports = [next(ports) for _ in range(3)]
         peers = [next(ports) for _ in range(3)]
         cluster = [f"m{number}=http://127.0.0.1:{peer}" for number, peer in enumerate(peers)]
         self.children = [
             keeper.start(
-                f"etcd-{number}",
+                f"etcd-{made}-{number}",
                 etcd.member(f"m{number}", folder / f"m{number}", self.ports[number], peers[number], cluster),
                 log=folder / f"etcd-{number}.log",
             )

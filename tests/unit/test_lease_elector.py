@@ -89,8 +89,24 @@ def test_renewals_keep_the_term(candidate, store):
     assert one.elector.leading() == term
 
 
-def test_a_commit_counts_as_a_renewal_from_the_start_of_its_attempt(candidate, clock):
+class BrokersLock(MemoryLock):
+    """The lock is where the messages are, so a commit extends the lease."""
+
+    carrier = "lock"
+
+
+def test_f16_a_commit_extends_no_trust_where_another_store_keeps_the_lock(candidate, clock):
     one = candidate().start()
+    term = one.elected()
+    until_before = one.elector._belief.until
+
+    one.elector.extended(term, clock.elapsed() + 50)
+
+    assert one.elector._belief.until < until_before + 40
+
+
+def test_a_commit_counts_as_a_renewal_from_the_start_of_its_attempt(candidate, clock, store):
+    one = candidate(lock=BrokersLock(store, "host-1")).start()
     term = one.elected()
     until_before = one.elector._belief.until
 
@@ -103,8 +119,8 @@ def test_a_commit_counts_as_a_renewal_from_the_start_of_its_attempt(candidate, c
         one.signals.renewed.wait(1.0)  # three renewals would have been due
 
 
-def test_a_suspended_host_leads_no_more_at_the_first_look(candidate, clock):
-    one = candidate().start()
+def test_s4_a_suspended_host_leads_no_more_at_the_first_look(candidate, clock, store):
+    one = candidate(lock=BrokersLock(store, "host-1")).start()
     term = one.elected()
 
     clock.added += 60.0

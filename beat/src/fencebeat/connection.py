@@ -5,6 +5,7 @@ client of ours has explicit time-outs and no retry of redis-py's own (by default
 0.5 s time-out took 9.4 s); the loops above retry inside the time for which they are trusted.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,10 @@ from fencebeat.errors import ImpossibleConfiguration
 from fencebeat.keys import Keys
 from fencebeat.scripts import asking
 
+log = logging.getLogger(__name__)
+
+POLICY_EVERY = 5.0
+"""Seconds between two looks at a running store's eviction policy."""
 TOLERANCE = 2.0
 """Seconds by which the clocks of this host and of the Redis server may differ."""
 
@@ -136,3 +141,32 @@ def examine(
     if difference := clock_refusal(client, clock, tolerance):
         refusals.append(difference)
     return StoreReport(tuple(refusals), tuple(warnings))
+
+
+class PolicyWatch:
+    """Tells when a running store is set to evict keys: too late to refuse a start, early enough to undo it."""
+
+    def __init__(self, client: redis.Redis, clock: Clock) -> None:
+        self._client, self._clock = client, clock
+        self._looked: float | None = None
+        self._told = "noeviction"
+
+    def look(self) -> None:
+        """Ask at most every POLICY_EVERY seconds; log each change once. Raises StoreUnreachable."""
+        now = self._clock.elapsed()
+        if self._looked is not None and now - self._looked < POLICY_EVERY:
+            return
+        self._looked = now
+        with asking(self._client):
+            policy = self._client.info("memory").get("maxmemory_policy", "noeviction")
+        if policy == self._told:
+            return
+        self._told = policy
+        if policy == "noeviction":
+            log.warning("maxmemory-policy is noeviction again")
+        else:
+            log.error(
+                "maxmemory-policy is %s now: the store may drop the fence, the schedule and messages. "
+                "Set it back: CONFIG SET maxmemory-policy noeviction",
+                policy,
+            )

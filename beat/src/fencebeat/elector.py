@@ -155,7 +155,12 @@ class Elector:
             self._mail.put(None)
 
     def extended(self, term: Term, attempt_started: float) -> None:
-        """Count a commit as a renewal: its script extended the lease. `attempt_started` in seconds of `elapsed`."""
+        """Count a commit as a renewal where its script extended the lease: not where etcd keeps the lock.
+
+        `attempt_started` in seconds of `elapsed`.
+        """
+        if self._lock.carrier != "lock":
+            return
         belief = self._belief
         if belief is not None and belief.term == term and belief.trusted(self._clock.elapsed()):
             self._trust(belief, attempt_started)
