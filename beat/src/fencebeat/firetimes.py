@@ -9,6 +9,7 @@ All times are whole microseconds since the epoch, UTC. The rules:
     Two matches in one instant                              are one fire time
     Interval                                                anchored (at the epoch, if nothing else is said), so
                                                             neither a start nor a change of leader moves it
+    Solar                                                   see `solar`: once a local solar day that has the event
 """
 
 from bisect import bisect_right
@@ -18,6 +19,8 @@ from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from itertools import takewhile
 from zoneinfo import ZoneInfo
+
+from fencebeat.solar import Solar, events_after
 
 SECOND = 1_000_000
 DAY_SECONDS = 86_400
@@ -47,14 +50,14 @@ class Interval:
     anchor: int = 0
 
 
-Rule = Crontab | Interval
+Rule = Crontab | Interval | Solar
 
 
 def next_fire_time(rule: Rule, zone: ZoneInfo, after: int) -> int | None:
     """The first fire time later than `after` (microseconds since the epoch, UTC); None when it never fires again."""
     if isinstance(rule, Interval):
         return after + rule.every - (after - rule.anchor) % rule.every
-    return next(_crontab_after(rule, zone, after), None)
+    return next(_after(rule, zone, after), None)
 
 
 def fire_times(rule: Rule, zone: ZoneInfo, after: int, until: int) -> Iterable[int]:
@@ -62,7 +65,11 @@ def fire_times(rule: Rule, zone: ZoneInfo, after: int, until: int) -> Iterable[i
     if isinstance(rule, Interval):
         first = after + rule.every - (after - rule.anchor) % rule.every
         return range(first, until + 1, rule.every)
-    return takewhile(lambda at: at <= until, _crontab_after(rule, zone, after))
+    return takewhile(lambda at: at <= until, _after(rule, zone, after))
+
+
+def _after(rule: Crontab | Solar, zone: ZoneInfo, after: int) -> Iterator[int]:
+    return events_after(rule, after) if isinstance(rule, Solar) else _crontab_after(rule, zone, after)
 
 
 def _crontab_after(rule: Crontab, zone: ZoneInfo, after: int) -> Iterator[int]:

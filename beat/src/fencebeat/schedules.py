@@ -2,6 +2,7 @@
 
     30 2 * * mon-fri             a crontab: minute, hour, day of month, month, day of week
     every 30 s                   an interval; seconds, with a fraction if need be
+    solar sunrise 52.52 13.4     an event of the sun at a latitude and a longitude, as Celery names them
 
 What `text_of` writes, `read_rule` reads back as the same rule. Equal rules are one object, so that 100,000 entries need
 little memory. May import: the standard library, Celery's schedules. Must never know: entries, who leads, what Redis is.
@@ -12,11 +13,14 @@ from dataclasses import fields
 from datetime import timedelta
 from decimal import Decimal
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 
-from celery.schedules import ParseException, crontab, schedule
+from celery.exceptions import ImproperlyConfigured
+from celery.schedules import ParseException, crontab, schedule, solar
 
 from fencebeat.firetimes import SECOND, Crontab, Interval, Rule
+from fencebeat.solar import Solar
 
 _KEPT = 16_384  # rules and texts remembered: more different ones only cost memory
 _FIELDS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
@@ -24,15 +28,15 @@ _EVERY = re.compile(r"every (\d+(?:\.\d{1,6})?) s")
 
 
 def rule_of(value: Any, start: int | None = None) -> Rule:
-    """The rule of a `schedule` as Celery takes it: crontab, `schedule`, timedelta or a number of seconds.
+    """The rule of a `schedule` as Celery takes it: crontab, `schedule`, `solar`, timedelta or a number of seconds.
 
     start: microseconds since the epoch from which an interval counts; None is the epoch. Raises TypeError and
     ValueError with the reason.
     """
-    if isinstance(value, crontab):
+    if isinstance(value, crontab | solar):
         if start is not None:
-            raise ValueError("`start` is for intervals: a crontab's times are fixed. Remove it.")
-        return _one(_crontab(value))
+            raise ValueError("`start` is for intervals: the times of a crontab or of the sun are fixed. Remove it.")
+        return _one(_crontab(value) if isinstance(value, crontab) else _solar(value))
     return _one(_interval(_seconds(value), start))
 
 
@@ -40,6 +44,8 @@ def text_of(value: Any) -> str:
     """A schedule that `rule_of` takes, as one line of text."""
     if isinstance(value, crontab):
         return " ".join(_field(getattr(value, f"_orig_{name}")) for name in _FIELDS)
+    if isinstance(value, solar):
+        return f"solar {value.event} {float(value.lat)!r} {float(value.lon)!r}"
     every = _interval(_seconds(value), None).every
     whole, rest = divmod(every, SECOND)
     return f"every {whole}" + (f".{rest:06d}".rstrip("0") if rest else "") + " s"
@@ -55,12 +61,32 @@ def read_schedule_text(text: str) -> Any:
     """A line of text as a schedule that `rule_of` takes. Raises ValueError with the reason."""
     if match := _EVERY.fullmatch(text):
         return timedelta(microseconds=int(Decimal(match[1]) * SECOND))
+    if text.startswith("solar "):
+        return _read_solar(text)
     if len(text.split()) != len(_FIELDS):
         raise ValueError(f"{text!r} is no schedule. Use five crontab fields, or for example `every 30 s`.")
     try:
         return crontab.from_string(text)
     except (ParseException, ValueError, KeyError) as error:
         raise ValueError(f"{text!r} is no crontab: {error}") from None
+
+
+def _read_solar(text: str) -> solar:
+    try:
+        _, event, latitude, longitude = text.split()
+        return solar(event, float(latitude), float(longitude))
+    except ImproperlyConfigured:
+        raise ValueError("schedules by the sun need `ephem`: pip install 'fencebeat[solar]'.") from None
+    except ValueError as error:
+        why = f"{text!r} is no sun event ({error})"
+        raise ValueError(f"{why}. Use for example `sunrise 52.52 13.40`: event, latitude, longitude.") from None
+
+
+def _solar(value: solar) -> Solar:
+    latitude, longitude = float(value.lat), float(value.lon)
+    if not (isfinite(latitude) and isfinite(longitude)):
+        raise ValueError("latitude and longitude must be numbers of degrees.")
+    return Solar(event=value.event, latitude=latitude, longitude=longitude)
 
 
 def _crontab(value: crontab) -> Crontab:
@@ -89,7 +115,9 @@ def _seconds(value: Any) -> float:
         return value / timedelta(seconds=1)
     if isinstance(value, bool) or not isinstance(value, int | float):
         kind = f"{type(value).__module__}.{type(value).__name__}"
-        raise TypeError(f"a schedule of type {kind} is not supported. Use a crontab, a timedelta or seconds.")
+        raise TypeError(
+            f"a schedule of type {kind} is not supported. Use a crontab, a solar event, a timedelta or seconds."
+        )
     return value
 
 
