@@ -38,3 +38,4 @@ fencebeat_lease = _configured.lease_seconds
 fencebeat_lock = _configured.lock
 fencebeat_etcd_url = _configured.etcd_url
 fencebeat_effect_store = "tasks.wiring:effect_store"
+fencebeat_claims = "tasks.wiring:claim_store"

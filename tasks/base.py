@@ -1,4 +1,7 @@
-"""What all tasks have in common: none starts while its start is stopped, and passing faults are no surprise."""
+"""What all tasks have in common: none starts while its start is stopped, and passing faults are no surprise.
+
+Which tasks are guarded, and why most are not: docs/decisions/010-guarded-ticks.md.
+"""
 
 from typing import Any
 
@@ -7,6 +10,7 @@ from celery import Task
 from config import events
 from config.events import emit
 from fencebeat.errors import Refused, Retryable
+from fencebeat.guard import GuardedTask
 from tasks.wiring import services
 
 
@@ -26,3 +30,7 @@ class WakeUp(Task):
             emit(events.TASK_REFUSED, task=self.name, queue=queue)
             return None
         return super().__call__(*args, **kwargs)
+
+
+class Daily(WakeUp, GuardedTask):
+    """A wake-up that comes once a day: a worker that dies with it must not take the day with it."""

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tasks.base import WakeUp
+from fencebeat.claims.opening import claims_of
+from tasks.base import Daily, WakeUp
 from tasks.celery import app
 from tasks.wiring import services
 
@@ -15,11 +16,12 @@ def collect() -> int:
     return services().collect()
 
 
-@app.task(name="tasks.purge", base=WakeUp)
+@app.task(name="tasks.purge", base=Daily)
 def purge() -> int:
-    """Delete tombstones older than any late write, and old copies of the scheduler's audit."""
+    """Delete tombstones older than any late write, old copies of the scheduler's audit, and old claims of ticks."""
     made = services()
     made.ledger.trim_audit(AUDIT_DAYS)
+    claims_of(app)[1].purge(AUDIT_DAYS * 86_400)
     return made.purge()
 
 

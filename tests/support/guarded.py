@@ -10,7 +10,7 @@ import threading
 
 import psycopg
 import redis
-from celery import Celery, Task, chord, shared_task
+from celery import Celery, Task, chord, shared_task, signals
 from kombu.common import Broadcast
 
 from fencebeat.guard import GuardedTask, current_tick, guard
@@ -30,6 +30,13 @@ app.conf.update(
 if os.environ.get("WITH_BROADCAST"):
     app.conf.task_queues = (Broadcast("everyone", queue=f"everyone.{os.environ['FENCEBEAT_PROC']}"),)
     app.conf.task_default_queue = "everyone"
+
+
+@signals.worker_ready.connect
+def _ready(**_):
+    record("event", event="ready")
+
+
 guard(app, ["theirs.two"])
 
 

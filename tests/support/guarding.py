@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg
 import redis
 from celery import Celery
+from celery.states import READY_STATES
 
 from fencebeat import history
 from fencebeat.claims import Tick
@@ -106,10 +107,14 @@ class Place:
         self.client = redis.Redis.from_url(self.redis_url, socket_timeout=5, socket_connect_timeout=5)
         self.claims = PostgresClaims(self.database_url, "guarded")
         self.claims.install()
-        self.app = Celery("sender", broker=self.redis_url, backend=self.redis_url, set_as_current=False)
+        self.app = Celery("sender", broker=self.redis_url, set_as_current=False)
+        self._results = Celery(
+            "reader", backend=self.redis_url, set_as_current=False
+        )  # a sender would subscribe to each
         with psycopg.connect(self.database_url) as connection:
             connection.execute("CREATE TABLE effect (task_id uuid, attempt int)")
         self._open.callback(self.app.close)
+        self._open.callback(self._results.close)
         self._open.callback(self.client.close)
         self._open.callback(self.claims.disconnect)
 
@@ -195,6 +200,13 @@ class Place:
             at_most=at_most,
             what=f"{times} x {event} {facts}; see {self.folder}",
         )
+
+    def result(self, task_id: str) -> tuple[str, object]:
+        """State and result of a task, once Celery has recorded its end."""
+        meta = self._results.backend.get_task_meta
+        until(lambda: meta(task_id, cache=False)["status"] in READY_STATES, at_most=START_SECONDS, what="a result")
+        seen = meta(task_id, cache=False)
+        return seen["status"], seen["result"]
 
     def outcome(self, one: Tick) -> str | None:
         """How a tick ended; None while it has not."""

@@ -182,6 +182,10 @@ class NotInPostgres(Refused):
     """
 
 
+class NothingToInstall(Refused):
+    """Nothing was done: {store} needs no table. Only claims in Postgres do (fencebeat_claims)."""
+
+
 class NoApplication(Refused):
     """No Celery application can be read: {why}
     Name it: `fencebeat -A proj ...`, or FENCEBEAT_APP=proj; the same name as for `celery -A`.

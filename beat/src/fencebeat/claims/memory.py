@@ -100,6 +100,9 @@ class MemoryClaims:
                 del self._records[task_id]
             return len(old)
 
+    def disconnect(self) -> None:
+        """See `ClaimStore.disconnect`: there is nothing to close."""
+
     def _open(self, task_id: str, attempt: int) -> _Record | None:
         known = self._records.get(task_id)
         return known if known is not None and known.attempt == attempt and known.outcome is None else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 from weakref import WeakKeyDictionary
 
 from celery import Celery
@@ -40,7 +40,10 @@ class ClaimSettings:
         lease = app.conf.get("fencebeat_claim_lease", LEASE)
         number = not isinstance(lease, bool) and isinstance(lease, int | float)
         rules = (
-            (store, "fencebeat_claims must name a store: postgresql://..., redis://... or a function that makes one."),
+            (
+                store,
+                "fencebeat_claims must name a store: postgresql://..., redis://..., or a function of the namespace.",
+            ),
             (number and lease >= 1, f"fencebeat_claim_lease must be a number of seconds, 1 or more, not {lease!r}."),
         )
         broken = [sentence for holds, sentence in rules if not holds]
@@ -65,15 +68,15 @@ class ClaimSettings:
             return RedisClaims(self.store, self.namespace, self.timeout)
         if scheme:  # never the whole address: it may hold a password
             raise ImpossibleConfiguration(rules=f"fencebeat_claims knows no store of kind {scheme}://.")
-        return _made_by(self.store)
+        return _made_by(self.store, self.namespace)
 
 
-def _made_by(name: str) -> Any:
+def _made_by(name: str, namespace: str) -> ClaimStore:
     try:
-        factory: Callable[[], ClaimStore] = symbol_by_name(name)
+        factory: Callable[[str], ClaimStore] = symbol_by_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ImpossibleConfiguration(rules=f"fencebeat_claims {name!r}: {error}.") from error
-    return factory()
+    return factory(namespace)
 
 
 _opened: "WeakKeyDictionary[Celery, tuple[ClaimSettings, ClaimStore]]" = WeakKeyDictionary()

@@ -92,3 +92,7 @@ class ClaimStore(Protocol):
         Of each entry the newest closed claim stays, however old: what was decided last must not look undecided.
         """
         ...
+
+    def disconnect(self) -> None:
+        """Close this process's connections; the next call opens others."""
+        ...

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fencebeat import __version__
-from fencebeat.cli import beats, check
+from fencebeat.cli import beats, check, claims
 from fencebeat.cli.answers import App, Exit, examples
 from fencebeat.errors import FencebeatError, Refused, UnknownEntry
 
@@ -43,6 +43,7 @@ def application() -> typer.Typer:
     made.callback(epilog=examples("fencebeat leader show", "fencebeat -A proj schedule list --json"))(_root)
     beats.add(made)
     check.add(made)
+    claims.add(made)
     for point in entry_points(group="fencebeat.commands"):
         try:
             point.load()(made)
