@@ -60,16 +60,15 @@ def test_f05_f06_s7_a_lost_redis_loses_no_tick_and_repeats_none(
     scene.edit()
     # The first worker ends in the middle of its fourth tick, whose claim stays open; its messages wait in the queue.
     doomed = scene.worker("doomed", "guarded", failpoints="task.claim.after=kill_group@4")
-    scene.until(lambda: len(scene.effects("guarded")) >= 3, "three ticks that ran")
     scene.until(lambda: doomed.poll() is not None, "the worker's end")
     ran = max(scene.effects("guarded"))
     scene.until(lambda: len([at for at in scene.copied("guarded") if at > ran]) >= 4, "copies of waiting messages")
     scene.until(lambda: scene.copied("stopped", "paused"), "a tick that the stop held back")
     scene.until(
-        lambda: execute(scene.ledger, "SELECT FROM tick_entry WHERE entry = 'stored' AND definition IS NOT NULL"),
+        lambda: execute(scene.ledger, "SELECT 1 FROM tick_entry WHERE entry = 'stored' AND definition IS NOT NULL"),
         "the stored entry's copy",
     )
-    scene.until(lambda: execute(scene.ledger, "SELECT FROM tick_entry WHERE pause IS NOT NULL"), "the pause's copy")
+    scene.until(lambda: execute(scene.ledger, "SELECT 1 FROM tick_entry WHERE pause IS NOT NULL"), "the pause's copy")
     known_before = max(int(record["token"]) for record in scene.audit() if record["outcome"] == "elected")
     first = min(scene.copied("guarded"))
 
@@ -86,7 +85,7 @@ def test_f05_f06_s7_a_lost_redis_loses_no_tick_and_repeats_none(
     scene.recovered()
     scene.worker("survivor", "guarded", "bare")
     resumed = max(scene.decided("guarded", "emitted"))
-    scene.until(lambda: len(scene.effects("guarded")) > 3 and max(scene.effects("guarded")) > resumed, "ticks since")
+    scene.until(lambda: max(scene.effects("guarded")) > resumed, "ticks since")
     last = resumed
 
     # Each guarded tick ran once: those that waited, that whose worker died, and those due while nobody led.
@@ -126,7 +125,7 @@ def test_f05_f06_s7_a_lost_redis_loses_no_tick_and_repeats_none(
 
 @pytest.mark.parametrize("forced", [False, True], ids=["higher-token", "equal-token"])
 def test_s7_f07_a_failover_to_a_lagging_replica_repeats_messages_and_no_effect(make_scene, forced):
-    scene = make_scene(interval=0.2)
+    scene = make_scene(interval=0.1)
     replica = Valkey(scene.keeping, scene.folder)
     replica.follow(scene.valkey)
     scene.worker("worker", "guarded")
@@ -174,7 +173,7 @@ def test_s7_f07_a_failover_to_a_lagging_replica_repeats_messages_and_no_effect(m
         ),
         "an emission of the new term",
     )  # fmt: skip
-    scene.until(lambda: {*seconds(first, resumed, 0.2)} <= {*scene.effects("guarded")}, "every tick")
+    scene.until(lambda: {*seconds(first, resumed, 0.1)} <= {*scene.effects("guarded")}, "every tick")
     scene.until(lambda: max(scene.effects("guarded")) > resumed, "ticks since")
 
     ran = scene.effects("guarded")
