@@ -66,7 +66,7 @@ class Replicas:
         return found[0]
 
     def hand_over(self, *, kill: bool, at_most: float = 30.0) -> Handover:
-        """End the leader by SIGKILL or SIGTERM and wait for its successor's first emission. Raises NotSeen."""
+        """End the leader by SIGKILL or SIGTERM, until it is gone and its successor has emitted. Raises NotSeen."""
         leader = self.settle()
         at = SystemClock().elapsed()
         if kill:
@@ -74,6 +74,7 @@ class Replicas:
         else:
             leader.terminate()
         emitted = self.cluster.wait_for(lambda line: committed(line) and line["proc"] != leader.name, at_most, at)
+        leader.process.wait(at_most)
         return self._story(leader, at, emitted)
 
     def _story(self, leader: Beat, at: float, emitted: Line) -> Handover:
