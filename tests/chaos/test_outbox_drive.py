@@ -35,11 +35,31 @@ def arrivals(rabbitmq_url):
 
 
 @pytest.fixture
+def queue(namespace, arrivals):
+    """Sees each copy that is published; the workers have another queue on the same exchange."""
+    name = f"{namespace}.seen"
+    arrivals.declare(name, exchange=kombu.Exchange(namespace, "topic"), routing_key="#")
+    return name
+
+
+@pytest.fixture
 def claims_url(database_url, namespace):
     claims = PostgresClaims(database_url, namespace)
     claims.install()
     claims.disconnect()
     return database_url
+
+
+@pytest.fixture
+def drive(rabbitmq_url, redis_url, claims_url, namespace):
+    """What the processes are told."""
+    return {
+        "RABBITMQ_URL": rabbitmq_url,
+        "REDIS_URL": redis_url,
+        "DRIVE_QUEUE": namespace,
+        "FENCEBEAT_CLAIMS": claims_url,
+        "FENCEBEAT_NAMESPACE": namespace,
+    }
 
 
 @contextmanager
@@ -128,21 +148,13 @@ def break_one_after_another(cluster, failpoints):
     ],
 )
 def test_rabbitmq_each_tick_at_least_once_under_one_id_and_each_effect_once(
-    tmp_path, rabbitmq_url, redis_url, namespace, arrivals, claims_url, failpoints
+    tmp_path, drive, arrivals, queue, failpoints
 ):
-    environment = {
-        "RABBITMQ_URL": rabbitmq_url,
-        "REDIS_URL": redis_url,
-        "DRIVE_QUEUE": namespace,
-        "FENCEBEAT_CLAIMS": claims_url,
-        "FENCEBEAT_NAMESPACE": namespace,
-    }
-    exchange = kombu.Exchange(namespace, "topic")
-    arrivals.declare(f"{namespace}.seen", exchange=exchange, routing_key="#")
+    redis_url, claims_url, namespace = drive["REDIS_URL"], drive["FENCEBEAT_CLAIMS"], drive["FENCEBEAT_NAMESPACE"]
     with (
         redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as client,
-        worker(tmp_path, **environment),
-        Cluster(tmp_path / "beats", redis_url, settings(rabbitmq_url, redis_url, namespace)) as cluster,
+        worker(tmp_path, **drive),
+        Cluster(tmp_path / "beats", redis_url, settings(drive["RABBITMQ_URL"], redis_url, namespace)) as cluster,
     ):
         beats = break_one_after_another(cluster, failpoints)
         until(lambda: client.xlen(f"{namespace}:outbox") == 0, at_most=30, what="an empty outbox")
@@ -156,7 +168,7 @@ def test_rabbitmq_each_tick_at_least_once_under_one_id_and_each_effect_once(
             for _, record in client.xrange(f"{namespace}:audit")
             if record["outcome"] == "emitted"
         }
-        seen = arrivals.take(f"{namespace}.seen")
+        seen = arrivals.take(queue)
         copies = Counter(message.headers["id"] for message in seen)
         published = set(emitted) - left
         until(lambda: client.hlen("effects") >= len(published), at_most=60, what="an effect of each tick")
