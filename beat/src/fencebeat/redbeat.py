@@ -22,6 +22,7 @@ from fencebeat.scripts import asking
 
 PREFIX = "redbeat:"
 _SANE = datetime(2000, 1, 1, tzinfo=UTC)  # RedBeat writes the year 1 for "never"
+_CELERYS = {"celery.backend_cleanup"}  # the beat adds it by itself where the result backend wants it
 _KNOWN = {"name", "task", "schedule", "args", "kwargs", "options", "enabled"}
 
 
@@ -52,7 +53,7 @@ def read(client: redis.Redis, prefix: str = PREFIX, *, page: int = 500) -> Itera
             records = pipe.execute(raise_on_error=False)
         for key, record in zip(some, records, strict=True):
             found = _found(key.removeprefix(prefix), record)
-            if found.name not in statics:
+            if found.name not in statics and found.name not in _CELERYS:
                 yield found
 
 
@@ -78,7 +79,7 @@ def _line(definition: Mapping[str, Any], last_run: int | None) -> dict[str, Any]
     if unknown := sorted(set(definition) - _KNOWN):
         raise ValueError(f"it has {', '.join(unknown)}, which nothing here stands for.")
     when = definition["schedule"]
-    if not isinstance(when, schedule):
+    if not isinstance(when, crontab | schedule):
         raise TypeError("its schedule is neither a crontab nor an interval.")
     anchored = last_run is not None and not isinstance(when, crontab) and not when.relative
     start = {"start": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=last_run or 0)} if anchored else {}
@@ -111,7 +112,7 @@ def _value(record: dict[str, Any]) -> Any:
             return schedule(run_every=timedelta(seconds=fields["every"]), relative=bool(fields.get("relative")))
         case "datetime":
             zone = fields.pop("timezone", "UTC")
-            # RedBeat writes seconds east of UTC and reads them as minutes / 60: the same number means seconds.
+            # a number: seconds east of UTC
             place = ZoneInfo(zone) if isinstance(zone, str) else timezone(timedelta(seconds=zone))
             return datetime(**fields, tzinfo=place)
         case _:
