@@ -47,11 +47,12 @@ def explain(store: Store, namespace: str, entries: Mapping[str, Entry], name: st
     if entry is None and mark is None and not records:
         raise UnknownEntry(name=name)
     decided = next((r for r in records if r["outcome"] in _DECIDES), None)
+    published = next((r for r in records if r["outcome"] == "published"), None)
     if decided is None:
         outcome, why = _without_decision(records, entry, mark, fire_time)
         facts: Record = {}
     else:
-        outcome, why, facts = decided["outcome"], _story(decided), decided
+        outcome, why, facts = decided["outcome"], _story(decided, published), decided
     return Explanation(
         tick=tick_id(name, fire_time),
         entry=name,
@@ -92,11 +93,16 @@ def _covers(fields: Record, fire_time: int) -> bool:
     return int(fields.get("first") or last) <= fire_time <= last
 
 
-def _story(record: Record) -> str:
+def _story(record: Record, published: Record | None = None) -> str:
     if record["outcome"] == "emitted":
+        if published is not None:
+            return (
+                f"written to the outbox by {record['holder']} under token {record['token']}, "
+                f"published by {published['holder']} under token {published['token']}"
+            )
         return f"put on the queue by {record['holder']} under token {record['token']}"
     if record["outcome"] == "unroutable":
-        return "no queue is bound for its message, so nobody would have received it"
+        return record.get("reason") or "no queue is bound for its message, so nobody would have received it"
     return record.get("reason", "")
 
 

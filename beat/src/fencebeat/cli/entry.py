@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fencebeat import __version__
-from fencebeat.cli import beats, check, claims
+from fencebeat.cli import beats, check, claims, outbox
 from fencebeat.cli.answers import App, Exit, examples
 from fencebeat.errors import FencebeatError, Refused, UnknownEntry
 
@@ -44,6 +44,7 @@ def application() -> typer.Typer:
     beats.add(made)
     check.add(made)
     claims.add(made)
+    outbox.add(made)
     for point in entry_points(group="fencebeat.commands"):
         try:
             point.load()(made)
