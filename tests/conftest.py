@@ -14,6 +14,7 @@ from tests.support.servers import database, running, unique
 
 TIMED = {
     "test_election_drive",
+    "test_clocks",
     "test_elector",
     "test_elector_connection",
     "test_elector_failpoints",

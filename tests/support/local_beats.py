@@ -4,8 +4,10 @@ Several of them are several hosts: each has its own application, connections and
 """
 
 import threading
+from pathlib import Path
 from typing import Any, Self
 
+import pytest
 import redis
 from celery import Celery
 
@@ -105,11 +107,15 @@ class LocalBeats:
         self.client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5)
         self.beats: list[LocalBeat] = []
 
-    def beat(self, url: str | None = None, name: str = "", **settings: Any) -> LocalBeat:
-        """Start one; `url`: its own way to the store."""
+    def beat(self, url: str | None = None, name: str = "", clock: Path | None = None, **settings: Any) -> LocalBeat:
+        """Start one; `url`: its own way to the store. `clock`: the file that moves its clocks."""
         made = LocalBeat(url or self.url, {**self.settings, **settings}, name or f"beat-{len(self.beats) + 1}")
         self.beats.append(made)
-        return made.start()
+        with pytest.MonkeyPatch.context() as environment:
+            if clock is not None:
+                environment.setenv("FENCEBEAT_TESTING", "1")
+                environment.setenv("FENCEBEAT_TEST_CLOCK", str(clock))
+            return made.start()
 
     def leaders(self) -> list[LocalBeat]:
         return [beat for beat in self.beats if beat.leading()]

@@ -18,7 +18,8 @@ from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 from fencebeat.clock import Clock
-from fencebeat.errors import ImpossibleConfiguration
+from fencebeat.errors import ClockJumped, ImpossibleConfiguration
+from fencebeat.jumps import JumpWatch
 from fencebeat.keys import Keys
 from fencebeat.scripts import asking
 
@@ -108,21 +109,35 @@ def clock_difference(client: redis.Redis, clock: Clock) -> float:
 
     Raises StoreUnreachable.
     """
+    return _times(client, clock)[0]
+
+
+def clock_refusal(
+    client: redis.Redis, clock: Clock, tolerance: float = TOLERANCE, jumps: JumpWatch | None = None
+) -> str | None:
+    """Why this host may not lead, or None.
+
+    Its clock differs from the server's by more than `tolerance` seconds, or both went forward by more than a day.
+    """
+    ahead, now = _times(client, clock)
+    if abs(ahead) > tolerance:
+        return (
+            f"this host's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the store's, "
+            f"more than the tolerance of {tolerance:g} s."
+        )
+    try:
+        if jumps is not None:
+            jumps.look(now)
+    except ClockJumped as error:
+        return str(error)
+    return None
+
+
+def _times(client: redis.Redis, clock: Clock) -> tuple[float, int]:
     before = clock.wall()
     with asking(client):
         seconds, microseconds = client.time()
-    return (before + clock.wall()) / 2 - (seconds + microseconds / 1e6)
-
-
-def clock_refusal(client: redis.Redis, clock: Clock, tolerance: float = TOLERANCE) -> str | None:
-    """Why this host may not lead, or None: its clock differs from the server's by more than `tolerance` seconds."""
-    ahead = clock_difference(client, clock)
-    if abs(ahead) <= tolerance:
-        return None
-    return (
-        f"this host's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the store's, "
-        f"more than the tolerance of {tolerance:g} s."
-    )
+    return (before + clock.wall()) / 2 - (seconds + microseconds / 1e6), seconds * 1_000_000 + microseconds
 
 
 def examine(

@@ -119,6 +119,7 @@ class Elector:
         self._progressed: float | None = None
         self._recover_pause = RECOVER_FIRST
         self._failures = 0  # of the store, in a row
+        self._forbidden = False  # by `permit`, and it was logged
         self._stopping = False
         # A SimpleQueue, not an Event: put() may be interrupted by a signal handler that calls put() itself.
         self._mail: SimpleQueue[None] = SimpleQueue()
@@ -209,8 +210,12 @@ class Elector:
             return self._rest(self._timing.progress_within / 10)
         self._give_back()
         if self._permit is not None and (why := self._permit()) is not None:
+            if not self._forbidden:  # once, and loudly: the figures in it may differ each second
+                log.error("this process may not lead: %s", why)
+            self._forbidden = True
             self._say("standby", why)
             return self._rest(1.0)
+        self._forbidden = False
         try:
             floor = self._floor() if self._floor is not None else 0
         except Exception as error:  # noqa: BLE001 - an effect store may raise anything; all of it means: not now

@@ -18,10 +18,11 @@ from itertools import count
 
 from fencebeat.clock import Clock
 from fencebeat.entries import Entry
-from fencebeat.errors import ClockJumped, ClockRefused, FencebeatError, StoreUnreachable
+from fencebeat.errors import ClockRefused, FencebeatError, StoreUnreachable
 from fencebeat.failpoints import failpoint
 from fencebeat.firetimes import SECOND
 from fencebeat.history import record, recording
+from fencebeat.jumps import JumpWatch
 from fencebeat.lease import Term
 from fencebeat.planner import Held, Planner, nothing_in_the_way
 from fencebeat.quarantine import Quarantine
@@ -42,8 +43,6 @@ ATTENTION = 0.5
 """Longest wait of a leader, in seconds: an edit is in force within a second."""
 SLICE = 0.05
 """Seconds of one call spent on reading a large schedule before the thread is handed back."""
-JUMP = 86_400 * SECOND
-"""A step of the store's clock beyond this stops emission: no mark may move into a future that is a mistake."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,7 @@ class Rounds:
         flags_generation: Callable[[], int | None],
         held: Held = nothing_in_the_way,
         requests: Requests | None = None,
+        jumps: JumpWatch | None = None,
     ) -> None:
         """entries: of the configuration. held: see `planner.Held`. requests: what answers extra runs, if anything."""
         self.signals = RoundSignals()
@@ -103,7 +103,7 @@ class Rounds:
         self._page: deque[tuple[str, int | None]] = deque()
         self._page_now = 0
         self._open: Batch | None = None
-        self._seen: tuple[int, float] | None = None  # the store's time, and ours when it said so
+        self._jumps = jumps or JumpWatch(clock)
         self._calls = count(1)
 
     def run(self, term: Term) -> float:
@@ -125,7 +125,7 @@ class Rounds:
         if not self._page:
             due = self._store.due(term, PAGE + len(self.quarantine))
             answered = self._clock.elapsed()
-            self._check_clocks(due.now, answered)
+            self._check_clocks(due.now)
             self._reading = self._news(term, due)
             if self._reading is not None:
                 return 0.0
@@ -145,7 +145,7 @@ class Rounds:
 
     def forget(self) -> None:
         """Drop everything that belongs to a lost term; the store is asked anew."""
-        self._synced = self._open = self._seen = self._reading = self._odd = None
+        self._synced = self._open = self._reading = self._odd = None
         self._doubt = False
         self._page.clear()
         self.memory.forget()
@@ -190,17 +190,12 @@ class Rounds:
             return self._synchroniser.synchronise(term, self.memory, complete=False)
         return None
 
-    def _check_clocks(self, now: int, answered: float) -> None:
+    def _check_clocks(self, now: int) -> None:
         ahead = self._clock.wall() - now / SECOND
         if abs(ahead) > self._tolerance:
             log.error("this host's clock and the store's differ by %.1f s; it does not lead until they agree", ahead)
             raise ClockRefused(server=now)
-        if self._seen is not None:
-            then, at = self._seen
-            step = now - then - round((answered - at) * SECOND)
-            if step > JUMP:
-                raise ClockJumped(days=step / JUMP)
-        self._seen = (now, answered)
+        self._jumps.look(now)
 
     def _until(self, due: DueEntries, answered: float) -> float:
         if due.following is None:

@@ -40,6 +40,7 @@ from fencebeat.errors import (
 from fencebeat.flagmemory import FlagMemory
 from fencebeat.flags import FlagKeeper
 from fencebeat.history import record
+from fencebeat.jumps import JumpWatch
 from fencebeat.lease import Term
 from fencebeat.outbox import Publisher
 from fencebeat.outbox_capture import OutboxRenderer
@@ -139,6 +140,7 @@ class Election:
         lock, effects = configuration.make_lock(), configuration.make_effects()
         self._permits = broker.client(timing.call_timeout, name="fencebeat-permit")
         self._policy = PolicyWatch(self._permits, self._clock)
+        self._jumps = JumpWatch(self._clock)
         self.keeper = (
             FlagKeeper(effects, broker.client(timing.call_timeout, name="fencebeat-flags"), keys) if effects else None
         )
@@ -189,6 +191,7 @@ class Election:
             self._renderer,
             entries,
             clock=self._clock,
+            jumps=self._jumps,
             tolerance=configuration.tolerance,
             leading=self.elector.leading,
             extended=self.elector.extended,
@@ -297,7 +300,7 @@ class Election:
                 return "refused"
             self._examined = True
         self._policy.look()
-        return clock_refusal(self._permits, self._clock, self._configuration.tolerance)
+        return clock_refusal(self._permits, self._clock, self._configuration.tolerance, self._jumps)
 
     def _wait(self, seconds: float) -> None:
         try:
