@@ -3,6 +3,7 @@
 import pytest
 from celery import Celery
 
+from tests.support.claims import tick
 from tests.support.processes import worker
 from tests.support.waiting import until
 from tests.support.world import write_corpus
@@ -44,6 +45,19 @@ def test_a_stopped_queue_starts_no_task_and_its_messages_are_not_kept(world, app
         line = running.wait_for(kind="event", event="task.refused", at_most=60)
     assert line["task"] == "tasks.sync_source"
     assert world.ledger.progress(world.services.spec.target_id).documents == 0
+
+
+def test_the_daily_purge_is_claimed_in_the_ledger_and_a_copy_of_it_is_dropped(world, app):
+    one = tick("purge")
+    headers = {"fencebeat_entry": one.entry, "fencebeat_fire_time": one.fire_time, "fencebeat_token": one.token}
+    with worker(world, "purging") as running:
+        for event in ("claim.closed", "claim.duplicate"):
+            app.send_task("tasks.purge", task_id=one.task_id, headers=headers)
+            running.wait_for(kind="event", event=event, at_most=60)
+    assert len(running.said(event="claim.taken")) == 1
+    with world.ledger.pool.connection() as connection:
+        rows = connection.execute("SELECT tick_id::text, outcome, namespace FROM tick_claim").fetchall()
+    assert rows == [(one.task_id, "succeeded", world.settings.namespace)]
 
 
 def test_a_stopped_source_is_not_listed(world, app):

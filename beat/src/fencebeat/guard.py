@@ -16,7 +16,7 @@ requeueing `Reject` and the end of the process. A hard time limit closes as `fai
 The claim goes by the tick, never by "its token is below the fence": what a former leader queued under its own term is
 a good message. Messages without a tick in their headers, broadcasts, and calls in the same process run as ever.
 
-May import: Celery, `claims`, the leaf modules. Must never know: who leads, what is due.
+May import: Celery, `claims`, `ticks`, the leaf modules. Must never know: who leads, what is due.
 """
 
 import logging
@@ -38,6 +38,7 @@ from fencebeat.clock import Clock, system_clock
 from fencebeat.errors import ClaimLost, FencebeatError, NotInPostgres, StoreUnreachable
 from fencebeat.failpoints import failpoint
 from fencebeat.history import record
+from fencebeat.ticks import tick_id
 
 log = logging.getLogger(__name__)
 
@@ -331,7 +332,7 @@ class _Guarding:
 
 
 def _name(tick: Tick) -> str:
-    return f"{tick.entry}@{tick.fire_time / 1e6:g} [{tick.task_id}]"
+    return f"{tick_id(tick.entry, tick.fire_time)} [{tick.task_id}]"
 
 
 def _say(event: str, tick: Tick, **facts: Any) -> None:
