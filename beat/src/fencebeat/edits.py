@@ -123,7 +123,7 @@ class Schedule:
         by: str = "",
     ) -> None:
         self._client, self._keys, self._zone, self._lease = client, keys, zone, lease
-        self._tolerance, self._clock, self._by = tolerance, clock or SystemClock(), by or _whoever()
+        self._tolerance, self._clock, self._by = tolerance, clock or SystemClock(), by or whoever()
 
     def find(self, name: str) -> Found:
         """The entry `name` as the store has it; without a definition where there is none."""
@@ -342,7 +342,8 @@ def _json(text: str | None) -> Mapping[str, Any] | None:
     return {"unreadable": text[:200]}
 
 
-def _whoever() -> str:
+def whoever() -> str:
+    """Who edits here, for the records: user@host."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a container's user may have no name

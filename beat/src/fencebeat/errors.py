@@ -190,3 +190,9 @@ class NoApplication(Refused):
     """No Celery application can be read: {why}
     Name it: `fencebeat -A proj ...`, or FENCEBEAT_APP=proj; the same name as for `celery -A`.
     """
+
+
+class StopsLiveElsewhere(Refused):
+    """Nothing was done: this project's stops live in its effect store, which would undo it within a second.
+    Use the command of that application (`fencebeat kill`, where it is fencebeat-index).
+    """

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fencebeat.cli import editing, importing
+from fencebeat.cli import editing, gaps, importing, stops
 from fencebeat.cli import schedule as shown
 from fencebeat.cli.answers import AsJson, Asked, Exit, answer, asked, examples
 from fencebeat.cli.editing import Yes, confirmed
@@ -29,9 +29,14 @@ def add(app: typer.Typer) -> None:
     shown.add(schedule)
     editing.add(schedule)
     importing.add(schedule)
+    gaps.add(schedule)
     app.add_typer(leader, name="leader")
     app.add_typer(schedule, name="schedule")
-    app.command("flags", epilog=examples("fencebeat flags", "fencebeat -A proj flags --json"))(flags)
+    flag = typer.Typer(help="What is stopped; and stops of a project without an effect store.")
+    shows = examples("fencebeat flags", "fencebeat -A proj flags --json")
+    flag.callback(invoke_without_command=True, epilog=shows)(flags)
+    stops.add(flag)
+    app.add_typer(flag, name="flags")
     app.command("explain", epilog=examples("fencebeat explain nightly 2026-11-30T02:30:00+01:00"))(explain)
 
 
@@ -50,6 +55,8 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
         "since": instant(int(record["since"])) if "since" in record else None,
         "lease_left_seconds": max(0, int(record["left"])) / 1000 if leads and given.in_redis else None,
         "same_schedule": same if leads else None,
+        "lost_past": instant(int(record["lost_past"])) if "lost_past" in record else None,
+        "lost_ticks": int(record.get("lost_ticks", 0)),
         **given.configuration.describe(),
     }
 
@@ -61,6 +68,11 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
         else:
             console.print(
                 f"[bold]{escape(record['holder'])}[/] leads under token {data['token']} since {data['since']}"
+            )
+        if data["lost_past"]:
+            console.print(
+                f"The store lost its past before {data['lost_past']}; {data['lost_ticks']} ticks may have been lost:"
+                " fencebeat schedule gaps"
             )
         if leads and not same:
             console.print("Its schedule is not the one configured here: a deployment may be under way.")
@@ -109,17 +121,19 @@ def flags(context: typer.Context, as_json: AsJson = False) -> None:
     """Show the stops in force, as the broker's copy has them. Exit code 3: it is unknown, nothing is emitted."""
     from fencebeat.flags import FRESH, read_flags  # noqa: PLC0415 - imports redis
 
+    if context.invoked_subcommand is not None:
+        return
     with asked(context) as given:
         copy = read_flags(given.client, given.configuration.keys)
         kept = bool(given.configuration.effect_store)
     stale = copy is not None and kept and copy.age_seconds > FRESH
     unknown = stale or copy is None
-    stops = [] if copy is None else [_stop(scope, flag) for scope, flag in sorted(copy.flags.items())]
+    known = [] if copy is None else [_stop(scope, flag) for scope, flag in sorted(copy.flags.items())]
     data = {
         "known": not unknown,
         "generation": copy.generation if copy else None,
         "age_seconds": round(copy.age_seconds, 3) if copy else None,
-        "flags": stops,
+        "flags": known,
     }
 
     def text(console: Console) -> None:
@@ -129,14 +143,14 @@ def flags(context: typer.Context, as_json: AsJson = False) -> None:
             console.print(f"[bold red]The flags are unknown[/]: nobody renewed them for {copy.age_seconds:.1f} s.")
         if unknown:
             console.print("Nothing is emitted until a beat renews them from the effect store.")
-        for row in stops:
+        for row in known:
             until = f" until {row['until']}" if row["until"] else ""
             console.print(
                 f"[bold]{escape(row['scope'])}[/]: {row['level']} stopped by {escape(row['author'] or '?')}{until}"
             )
             console.print(f"    {escape(row['reason'] or 'no reason given')}")
         if copy is not None and not unknown:
-            console.print(f"{len(stops) or 'no'} stops; generation {copy.generation}, {copy.age_seconds:.1f} s old")
+            console.print(f"{len(known) or 'no'} stops; generation {copy.generation}, {copy.age_seconds:.1f} s old")
 
     answer(data, as_json, text)
     if unknown:

@@ -3,7 +3,8 @@
 --
 -- KEYS  name     type    holds
 --    1  lock     string  nonce of the holder, where the lock is kept here
---    2  term     hash    token, nonce, ...: the fence; `digest` of the static entries that are stored
+--    2  term     hash    token, nonce, ...: the fence; `digest` of the static entries that are stored; when a past was
+--                        lost (`lost_past`, us), and how many ticks nobody can account for (`lost_ticks`)
 --    3  entries  hash    entry -> definition as JSON; `generation`
 --    4  last     hash    entry -> mark in us; `generation`
 --    5  flags    hash    scope -> flag as JSON; `generation`, `renewed` in us (TIME)
@@ -115,6 +116,7 @@ local outcome = (past or has.entries or has.last or has.flags) and 'gap' or 'fir
 if outcome == 'gap' then
   redis.call('XADD', audit, 'MAXLEN', '~', KEEP, '*', 'outcome', 'gap', 'token', token, 'until', looked,
     'recovered', recovered, 'lost', lost, 'reason', 'the store lost its past')
+  redis.call('HSET', KEYS[2], 'lost_past', looked, 'lost_ticks', lost) -- for people: nobody decides by it
 end
 redis.call('HDEL', KEYS[2], 'digest') -- what is due is derived: the leader's next synchronisation has to be complete
 if not has.entries then redis.call('HSET', entries, 'generation', token) end

@@ -1,0 +1,113 @@
+"""What a human sees after a loss, and says: gaps, the leader's line, stops without an effect store."""
+
+import json
+import sys
+
+import pytest
+import redis
+
+from fencebeat.cli import main
+from fencebeat.flags import read_flags
+from fencebeat.recovery import Recovery
+from fencebeat.testing.effects import MemoryEffects
+from tests.integration.test_recovery import sent
+from tests.support.fences import SECOND, Fence
+
+PROJECT = """
+from celery import Celery
+app = Celery("cli", broker={url!r}, set_as_current=False)
+app.conf.update(
+    fencebeat_namespace={namespace!r},
+    fencebeat_effect_store={effects!r},
+    beat_schedule={{"e": {{"task": "t", "schedule": 1.0}}}},
+)
+"""
+
+
+@pytest.fixture
+def fence(redis_url, namespace):
+    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as client:
+        made = Fence.sealed(client, namespace)
+        client.hset(made.keys.term, mapping={"since": made.now(), "lease": 5000})
+        yield made
+
+
+@pytest.fixture
+def fencebeat(tmp_path, monkeypatch, capsys, redis_url, namespace):
+    """Run a command in a folder with a project of its own; returns exit code, stdout (as JSON if it is) and stderr."""
+    module = f"project_{namespace.replace('-', '_')}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FENCEBEAT_APP", module)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*arguments, effects=""):
+        (tmp_path / f"{module}.py").write_text(PROJECT.format(url=redis_url, namespace=namespace, effects=effects))
+        sys.modules.pop(module, None)
+        code = main(list(arguments))
+        said = capsys.readouterr()
+        out = json.loads(said.out) if "--json" in arguments and said.out else said.out
+        return code, out, said.err
+
+    yield run
+    sys.modules.pop(module, None)
+    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
+
+
+@pytest.fixture
+def lost(fence):
+    """A store that was recovered: three ticks of an unguarded task may have been lost. Yields the first one."""
+    effects, at = MemoryEffects(), fence.now() // SECOND * SECOND
+    sent(effects, at, *(at - n * SECOND for n in (5, 4, 3)), guarded=False)
+    fence.client.delete(fence.keys.entries, fence.keys.last, fence.keys.flags)
+    Recovery(fence.client, fence.keys, carrier="lock", effects=effects)(fence.term)
+    return at - 5 * SECOND
+
+
+def test_f06_gaps_are_listed_and_told_by_the_leaders_line_and_by_explain(fencebeat, lost) -> None:
+    code, rows, _ = fencebeat("schedule", "gaps", "--json")
+    assert code == 0
+    whole, ticks = rows
+    assert (whole["reason"], whole["recovered"], whole["lost"]) == ("the store lost its past", 1, 3)
+    assert (ticks["entry"], ticks["count"], ticks["reason"]) == ("e", 3, "may have been lost")
+    code, shown, _ = fencebeat("schedule", "gaps")
+    assert "3 ticks: may have been lost" in shown
+
+    _, leader, _ = fencebeat("leader", "show", "--json")
+    assert (leader["lost_past"], leader["lost_ticks"]) == (whole["until"], 3)
+    assert "fencebeat schedule gaps" in fencebeat("leader", "show")[1]
+
+    code, told, _ = fencebeat("explain", "e", str(lost / SECOND), "--json")
+    assert (code, told["outcome"]) == (0, "gap")
+    assert told["why"].startswith("may have been lost")
+
+
+def test_a_store_that_lost_nothing_has_no_gap(fencebeat, fence) -> None:
+    assert fencebeat("schedule", "gaps", "--json")[:2] == (0, [])
+    assert "No gap" in fencebeat("schedule", "gaps")[1]
+    assert fencebeat("leader", "show", "--json")[1]["lost_past"] is None
+
+
+def test_a_human_stops_and_lifts_where_there_is_no_effect_store(fencebeat, fence) -> None:
+    code, told, _ = fencebeat("flags", "stop", "entry:e", "--reason", "bad data", "--json")
+    assert (code, told["stopped"]) == (0, True)
+    flag = read_flags(fence.client, fence.keys).flags["entry:e"]
+    assert (flag.level, flag.reason) == ("emit", "bad data")
+    assert "@" in flag.author
+    entry = fence.entry(mark=fence.now() - 2 * SECOND)
+    assert fence.commit(fence.emission(entry, entry.next_after(fence.mark()))) == ("paused",)
+    assert "entry:e" in fencebeat("flags")[1]
+
+    code, told, _ = fencebeat("flags", "lift", "entry:e", "--reason", "mended", "--json")
+    assert (code, told["stopped"]) == (0, False)
+    assert read_flags(fence.client, fence.keys).flags == {}
+    assert fence.commit(fence.emission(entry, entry.next_after(fence.mark()))) == ("emitted",)
+    said = [(record["outcome"], record["reason"]) for record in fence.audit() if "scopes" in record]
+    assert said == [("stopped", "bad data"), ("lifted", "mended")]
+
+
+def test_a_stop_is_refused_where_an_effect_store_would_undo_it(fencebeat, fence) -> None:
+    code, _, err = fencebeat("flags", "lift", "all", "--reason", "x", effects="some.where:store")
+    assert code == 4
+    assert "effect store" in err
+    assert fencebeat("flags", "stop", "tenant:x", "--reason", "x")[0] == 2
+    assert fence.client.hgetall(fence.keys.flags) == {"generation": "1"}
