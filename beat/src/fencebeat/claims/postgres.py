@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.resources import files
 from typing import Any, Protocol
 
 import psycopg
@@ -16,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from fencebeat.claims.port import Claimed, ClaimState, Closed, Running, Tick
+from fencebeat.claims.schema import schema
 from fencebeat.errors import NoTransaction, StoreUnreachable
 
 _CLAIM = """
@@ -56,11 +56,6 @@ class Connection(Protocol):
     def cursor(self) -> Any:
         """A cursor that is a context manager and whose parameters are written %s."""
         ...
-
-
-def schema() -> str:
-    """The SQL that makes the table. May be run again."""
-    return files("fencebeat.claims").joinpath("sql", "tick_claim.sql").read_text(encoding="utf-8")
 
 
 class PostgresClaims:

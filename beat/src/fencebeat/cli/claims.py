@@ -37,13 +37,11 @@ def _store(context: typer.Context) -> "Iterator[ClaimStore]":
 
 def install(
     context: typer.Context,
-    show: Annotated[
-        bool, typer.Option("--print", help="Print the SQL for your own migrations; do nothing.")
-    ] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the SQL for your own migrations; do nothing.")] = False,
 ) -> None:
     """Make the table of claims in the Postgres that `fencebeat_claims` names. May be run again."""
     if show:
-        from fencebeat.claims.postgres import schema  # noqa: PLC0415 - needs the extra
+        from fencebeat.claims.schema import schema  # noqa: PLC0415 - beside its only user
 
         typer.echo(schema())
         return

@@ -2,7 +2,7 @@
 
 from alembic import op
 
-from fencebeat.claims.postgres import schema
+from fencebeat.claims.schema import schema
 
 revision = "0003"
 down_revision = "0002"
