@@ -10,6 +10,7 @@ from celery import Celery, Task
 from celery.beat import BeatLazyFunc
 from celery.canvas import Signature
 from celery.signals import after_task_publish, before_task_publish, task_sent
+from celery.utils.saferepr import saferepr
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
@@ -17,6 +18,7 @@ from fencebeat import templates
 from fencebeat.clock import ManualClock
 from fencebeat.entries import entry_of
 from fencebeat.errors import StoreUnreachable
+from fencebeat.message_template import representation
 from fencebeat.render import Renderer
 
 FIRE_TIME = 1_796_070_000_000_000
@@ -404,3 +406,24 @@ def test_without_the_setting_every_message_goes_celerys_own_way(make_app) -> Non
     assert ours.templates is None
     assert ours.render(line(), FIRE_TIME, 7)[1].queues == ["celery"]
     ours.close()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        {},
+        [1, -2, None, "two"],
+        (1,),
+        ["it's", 'say "x"', "\\", "é", ""],
+        [True, 1.5, [1, [2]], {"a": {"b": 1}}],
+        {"a": 1, "b": None},
+        {1: "x", "k'": 2},
+        ["x" * 99],
+        ["x" * 5000],
+        list(range(5000)),
+        [datetime(2030, 1, 1, tzinfo=UTC)],
+    ],
+)
+def test_representations_are_celerys(value) -> None:
+    assert json.loads(representation(value, 1024, 3)) == saferepr(value, 1024, maxlevels=3)

@@ -3,22 +3,27 @@
 Slots: the task id (id, root_id, correlation_id), the four `fencebeat_` headers, traceparent, relative eta and expires,
 body, argsrepr, kwargsrepr, delivery_tag (random: equal ones would collide among unacknowledged messages).
 
-May import: kombu's JSON, capture, entries, ticks. Must never know: applications, clocks, brokers.
+May import: kombu's JSON, Celery's saferepr, capture, entries, ticks. Must never know: applications, clocks, brokers.
 """
 
 import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from celery.utils.saferepr import saferepr
 from kombu import serialization
 from kombu.utils.json import dumps
 
 from fencebeat.capture import Captured, Command
 from fencebeat.entries import Entry
 from fencebeat.ticks import tick_id, traceparent
+
+SHORT = 100
+"""Characters of a representation that is taken for short."""
 
 
 class Unfit(Exception):
@@ -92,8 +97,24 @@ class Template:
 def key_of(entry: Entry) -> str:
     """What a template belongs to: task and options where they are plain JSON, else the entry itself in its version."""
     if _plain(entry.options):
-        return json.dumps([entry.task, entry.options], sort_keys=True)
-    return json.dumps([entry.task, entry.name, entry.version])
+        return f"{entry.task} {entry.options!r}"  # it tells 1, 1.0 and True apart, which a tuple would not
+    return f"{entry.task} {entry.name!r} {entry.version}"
+
+
+def representation(value: Any, most: int, levels: int) -> str:
+    """What Celery's `saferepr` makes of arguments, as JSON; for plain short ones in a tenth of the time."""
+    values = value.values() if isinstance(value, dict) else value
+    keys = value if isinstance(value, dict) else ()
+    if all(_short(one) for one in values) and all(_short(one) for one in keys):
+        text = repr(value)
+        if len(text) < min(SHORT, most):
+            return encode_basestring_ascii(text)
+    return encode_basestring_ascii(saferepr(value, most, maxlevels=levels))
+
+
+def _short(value: Any) -> bool:
+    """Whether `saferepr` writes it as `repr` does: a whole number, nothing, or plain letters and digits."""
+    return type(value) is int or value is None or (type(value) is str and value.isascii() and value.isalnum())
 
 
 def _plain(value: Any) -> bool:

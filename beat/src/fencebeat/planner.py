@@ -112,10 +112,13 @@ class Planner:
 
     def _digest(self, entry: Entry) -> str:
         known = self._digests.get(entry.name)
-        if known is not None and known[0] is entry:
+        if known is not None and known[0] is entry and known[1]:
             return known[1]
         if len(self._digests) >= REMEMBERED:
             self._digests.clear()
+        if known is None or known[0] is not entry:
+            self._digests[entry.name] = (entry, "")  # for one tick, reading the definition costs the store less
+            return ""
         text = entry.definition.encode(errors="replace")  # as the client writes it
         digest = hashlib.sha1(text, usedforsecurity=False).hexdigest()  # the one that Redis has
         self._digests[entry.name] = (entry, digest)

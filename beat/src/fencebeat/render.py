@@ -45,6 +45,7 @@ class Renderer:
         self._app, self._namespace, self._timeout = app, namespace, timeout
         self.templates = Templates(app, namespace, self.render_fully, fast) if fast is not None else None
         self._sink = Sink()
+        self._guarded: dict[str, bool] = {}
         self._connection: Connection | None = None
         self._producer: Any = None
         self._events: dict[str, list[dict[str, Any]]] = {}  # task id -> what to say once it is sent
@@ -92,7 +93,9 @@ class Renderer:
 
     def guarded(self, entry: Entry) -> bool:
         """Whether a worker would find a further copy of the entry's ticks claimed."""
-        return isinstance(self._app.tasks.get(entry.task), GuardedTask)
+        if entry.task not in self._guarded:
+            self._guarded[entry.task] = isinstance(self._app.tasks.get(entry.task), GuardedTask)
+        return self._guarded[entry.task]
 
     def sent(self, identities: list[str]) -> None:
         """Publish the `task-sent` events of these committed ticks. An event that cannot be sent is logged, no more."""

@@ -130,7 +130,9 @@ class Rounds:
             if self._reading is not None:
                 return 0.0
             self._page_now = due.now
-            self._page.extend(pair for pair in due.marks.items() if not self.quarantine.holds(pair[0]))
+            self._page.extend(due.marks.items())
+            if len(self.quarantine):
+                self._page = deque(pair for pair in self._page if not self.quarantine.holds(pair[0]))
             more = (
                 self._requests is not None and self._leading() == term and self._requests.serve(term, self.memory.get)
             )

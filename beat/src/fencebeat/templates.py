@@ -16,22 +16,20 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from json.encoder import encode_basestring_ascii
 from numbers import Real
-from uuid import uuid4
 
 from celery import Celery
 from celery.beat import BeatLazyFunc, _evaluate_entry_args, _evaluate_entry_kwargs
-from celery.utils.saferepr import saferepr
 from celery.utils.time import add_seconds_to_datetime, maybe_make_aware
-from kombu.utils.json import dumps
 
 from fencebeat.capture import Captured
 from fencebeat.clock import Clock
 from fencebeat.entries import Entry
 from fencebeat.errors import StoreUnreachable
-from fencebeat.message_template import Filling, Pieces, Template, Unfit, body_of, cut, embed_of, key_of
+from fencebeat.message_template import Filling, Pieces, Template, Unfit, body_of, cut, embed_of, key_of, representation
 from fencebeat.plainness import application_is_plain, configuration_of, options_of, somebody_listens
-from fencebeat.ticks import task_id
+from fencebeat.ticks import as_uuid, task_id
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +64,8 @@ class Templates:
         self._looked: float | None = None
         self._allowed = False
         self._configuration = ""
+        self._tasks = app.tasks
+        self._limits: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))  # of representations; set by a look
         self._forgotten = 0.0
 
     def message(self, entry: Entry, fire_time: int, token: int) -> tuple[str, Captured] | None:
@@ -81,7 +81,9 @@ class Templates:
         if template is None:
             return None
         identity = task_id(self._namespace, entry.name, fire_time)
-        return identity, self._filled(template, pieces, (fire_time, token, identity, str(uuid4())))
+        return identity, self._filled(
+            template, pieces, (fire_time, token, identity, as_uuid(os.urandom(16), version=4))
+        )
 
     def prepare(self, entries: Iterator[Entry], seconds: float) -> bool:
         """Make templates in an idle moment of at most about `seconds`; returns whether `entries` came to its end.
@@ -128,6 +130,8 @@ class Templates:
         if self._looked is None or not 0 <= now - self._looked < LOOK:
             self._looked = now
             self._allowed = application_is_plain(self._app)
+            amqp, levels = self._app.amqp, self._app.conf.task_repr_maxlevels
+            self._limits = ((amqp.argsrepr_maxsize, levels), (amqp.kwargsrepr_maxsize, levels))
             if (configuration := configuration_of(self._app)) != self._configuration:
                 self._configuration = configuration
                 self.drop()
@@ -146,22 +150,22 @@ class Templates:
         if any(isinstance(value, BeatLazyFunc) for value in (*entry.args, *entry.kwargs.values())):
             raise Unfit
         args, kwargs = _evaluate_entry_args(entry.args), _evaluate_entry_kwargs(entry.kwargs)
-        if options_of(self._app, entry.task, entry.options) is None:
+        key = key_of(entry)
+        if key not in self._templates and options_of(self._app, entry.task, entry.options) is None:
             raise Unfit
-        task = self._app.tasks.get(entry.task)
+        task = self._tasks.get(entry.task)
         if task is not None and task.typing:
             try:
                 task.__header__(*args, **kwargs)
             except TypeError:
                 raise Unfit from None  # Celery's own path says what is wrong with them
-        amqp, levels = self._app.amqp, self._app.conf.task_repr_maxlevels
         pieces = self._pieces[entry.name] = Pieces(
             entry=entry,
-            key=key_of(entry),
-            name=dumps(entry.name),
+            key=key,
+            name=encode_basestring_ascii(entry.name),
             body=body_of(args, kwargs),
-            argsrepr=dumps(saferepr(args, amqp.argsrepr_maxsize, maxlevels=levels)),
-            kwargsrepr=dumps(saferepr(kwargs, amqp.kwargsrepr_maxsize, maxlevels=levels)),
+            argsrepr=representation(args, *self._limits[0]),
+            kwargsrepr=representation(kwargs, *self._limits[1]),
         )
         return pieces
 

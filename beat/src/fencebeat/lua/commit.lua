@@ -33,10 +33,11 @@ local token, nonce, carrier, lease, holder = ARGV[1], ARGV[2], ARGV[3], tonumber
 local sender_now, tolerance, seen, keep = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], ARGV[9]
 local FRESH = 2000000 -- a stop must be in force within 2 s, so older flags are unknown
 
-local function text(number) return string.format('%.0f', number) end
+local call, ARGV, KEYS, floor, tonumber, format = redis.call, ARGV, KEYS, math.floor, tonumber, string.format -- near
+local function text(number) return format('%.0f', number) end
 local function whole(value)
   local number = tonumber(value)
-  if not number or number ~= math.floor(number) or number < 0 or number >= 9007199254740992 then return nil end
+  if not number or number ~= floor(number) or number < 0 or number >= 9007199254740992 then return nil end
   return number
 end
 
@@ -58,39 +59,40 @@ local function take()
   if value == nil then error('the request ends in the middle of a tick') end
   return value
 end
-local function number_or_never(value)
+local function number(what)
+  return whole(take()) or error('not ' .. what)
+end
+local function number_or_never()
+  local value = take()
   if value == '' then return nil end
-  local number = whole(value)
-  if not number then error('not a time: ' .. value) end
-  return number
+  return whole(value) or error('not a time: ' .. value)
 end
 local WANTED = {lpush = 'list', pexpire = 'list', xadd = 'stream'}
 local function read_tick()
   local tick = {kind = take(), entry = take(), version = take(), digest = take()}
   if tick.kind == 'emit' then
-    tick.fire = assert(whole(take()), 'not a fire time')
-    tick.following = number_or_never(take())
+    tick.fire = number('a fire time')
+    tick.following = number_or_never()
     tick.task_id, tick.message_id, tick.guarded = take(), take(), take()
     tick.queues, tick.commands = {}, {}
-    for i = 1, assert(whole(take()), 'not a number of queues') do tick.queues[i] = take() end
-    for i = 1, assert(whole(take()), 'not a number of commands') do
+    for i = 1, number('a number of queues') do tick.queues[i] = take() end
+    for i = 1, number('a number of commands') do
       local command = {name = take(), where = take(), value = take()}
       if WANTED[command.name] then
-        local index = assert(whole(command.where), 'not the index of a key')
-        command.key = assert(KEYS[9 + index], 'no such key')
-        if command.name == 'pexpire' then assert(whole(command.value), 'not a time limit') end
+        command.key = KEYS[9 + (whole(command.where) or error('not the index of a key'))] or error('no such key')
+        if command.name == 'pexpire' and not whole(command.value) then error('not a time limit') end
       else
-        assert(command.name == 'publish', 'not a command')
+        if command.name ~= 'publish' then error('not a command') end
         command.key = command.where
       end
       tick.commands[i] = command
     end
   else
-    assert(tick.kind == 'pass', 'neither emit nor pass')
-    tick.first = assert(whole(take()), 'not a fire time')
-    tick.fire = assert(whole(take()), 'not a fire time')
-    tick.count = assert(whole(take()), 'not a count')
-    tick.following = number_or_never(take())
+    if tick.kind ~= 'pass' then error('neither emit nor pass') end
+    tick.first = number('a fire time')
+    tick.fire = number('a fire time')
+    tick.count = number('a count')
+    tick.following = number_or_never()
     tick.outcome, tick.reason = take(), take()
   end
   return tick
@@ -124,13 +126,13 @@ end
 if sender_now > now + tolerance then return {'clock', text(now)} end
 
 local kinds, stops, marks, refused = {}, {}, {}, {}
-local stopping = redis.call('HLEN', flags) > 1 + redis.call('HEXISTS', flags, 'renewed') -- any scope at all
-local pausing = redis.call('HLEN', paused) > 0
+local stopping = call('HLEN', flags) > 1 + call('HEXISTS', flags, 'renewed') -- any scope at all
+local pausing = call('HLEN', paused) > 0
 local function queues_are_right(tick)
   for _, command in ipairs(tick.commands) do
     local want = WANTED[command.name]
     if want then
-      local kind = kinds[command.key] or redis.call('TYPE', command.key).ok
+      local kind = kinds[command.key] or call('TYPE', command.key).ok
       kinds[command.key] = kind
       if kind ~= 'none' and kind ~= want then return false end
     end
@@ -138,7 +140,7 @@ local function queues_are_right(tick)
   return true
 end
 local function stop_of(scope)
-  if stops[scope] == nil then stops[scope] = redis.call('HGET', flags, scope) end
+  if stops[scope] == nil then stops[scope] = call('HGET', flags, scope) end
   return stops[scope] and scope .. ': ' .. stops[scope] -- whatever it says: what cannot be read is no permission
 end
 local function stopped(tick)
@@ -154,15 +156,15 @@ local function is_version(stored, tick)
   return known and type(definition) == 'table' and definition.version == tick.version
 end
 local function decide(tick)
-  if not is_version(redis.call('HGET', entries, tick.entry), tick) then return 'changed' end
-  local mark = marks[tick.entry] or redis.call('HGET', last, tick.entry)
+  if not is_version(call('HGET', entries, tick.entry), tick) then return 'changed' end
+  local mark = marks[tick.entry] or call('HGET', last, tick.entry)
   if not mark then return 'changed' end
   if type(mark) == 'string' then
     mark = whole(mark)
     if not mark then return nil, tick.entry end
   end
   if tick.fire > now then return 'early' end
-  tick.held = pausing and redis.call('HEXISTS', paused, tick.entry) == 1
+  tick.held = pausing and call('HEXISTS', paused, tick.entry) == 1
   if tick.fire <= mark then return 'duplicate' end
   if tick.held then return 'held' end
   if tick.kind == 'pass' then return tick.outcome end
@@ -217,42 +219,44 @@ for _, entry in ipairs(moved) do
     over[#over + 1] = entry
   end
 end
-each(new_marks, function(...) redis.call('HSET', last, ...) end)
+each(new_marks, function(...) call('HSET', last, ...) end)
 for _, key in ipairs(pushed) do
-  each(lists[key], function(...) redis.call('LPUSH', key, ...) end)
+  each(lists[key], function(...) call('LPUSH', key, ...) end)
 end
 for _, command in ipairs(others) do
   if command.name == 'xadd' then
-    redis.call('XADD', command.key, '*', 'message', command.value)
+    call('XADD', command.key, '*', 'message', command.value)
   else
-    redis.call(string.upper(command.name), command.key, command.value)
+    call(string.upper(command.name), command.key, command.value)
   end
 end
-each(sent, function(...) redis.call('HSET', emitted, ...) end)
+each(sent, function(...) call('HSET', emitted, ...) end)
 for _, tick in ipairs(ticks) do
   if tick.result == 'duplicate' and tick.following and not tick.held then
-    redis.call('ZADD', due, 'GT', text(math.ceil(tick.following / 1000)), tick.entry)
+    call('ZADD', due, 'GT', text(math.ceil(tick.following / 1000)), tick.entry)
   end
 end
-each(new_times, function(...) redis.call('ZADD', due, ...) end)
-each(over, function(...) redis.call('ZREM', due, ...) end)
+each(new_times, function(...) call('ZADD', due, ...) end)
+each(over, function(...) call('ZREM', due, ...) end)
 local reply = {'committed', text(now)}
 for i, tick in ipairs(ticks) do
   local result = tick.result
   reply[i + 2] = result
-  local fields = {'outcome', result, 'entry', tick.entry, 'fire_time', text(tick.fire), 'token', token,
-    'holder', holder}
-  local function add(name, value)
-    if value then fields[#fields + 1], fields[#fields + 2] = name, value end
+  if result == 'emitted' and tick.guarded == '' then
+    call('XADD', audit, 'MAXLEN', '~', keep, '*', 'outcome', result, 'entry', tick.entry, 'fire_time', text(tick.fire),
+      'token', token, 'holder', holder, 'task_id', tick.task_id, 'message_id', tick.message_id)
+  else
+    local fields = {'outcome', result, 'entry', tick.entry, 'fire_time', text(tick.fire), 'token', token,
+      'holder', holder}
+    local function add(name, value)
+      if value then fields[#fields + 1], fields[#fields + 2] = name, value end
+    end
+    add('task_id', tick.task_id)
+    if result == 'emitted' then add('message_id', tick.message_id) add('guarded', tick.guarded) end
+    add('reason', tick.reason)
+    if tick.kind == 'pass' then add('first', text(tick.first)) add('count', text(tick.count)) end
+    call('XADD', audit, 'MAXLEN', '~', keep, '*', unpack(fields))
   end
-  add('task_id', tick.task_id)
-  if result == 'emitted' then
-    add('message_id', tick.message_id)
-    add('guarded', tick.guarded ~= '' and tick.guarded)
-  end
-  add('reason', tick.reason)
-  if tick.kind == 'pass' then add('first', text(tick.first)) add('count', text(tick.count)) end
-  redis.call('XADD', audit, 'MAXLEN', '~', keep, '*', unpack(fields))
 end
-if carrier ~= 'term' then redis.call('PEXPIRE', lock, lease) end
+if carrier ~= 'term' then call('PEXPIRE', lock, lease) end
 return reply
