@@ -26,6 +26,14 @@ class Leader:
 
 
 @dataclass(frozen=True)
+class LostPast:
+    """Redis lost its data before `until` (seconds since the epoch); `ticks` of unguarded tasks may have been lost."""
+
+    until: float
+    ticks: int
+
+
+@dataclass(frozen=True)
 class EntryView:
     """An entry's last decided and next fire time, in seconds since the epoch; late_seconds is 0 while it is in time."""
 
@@ -44,6 +52,7 @@ class Beats:
     entries: tuple[EntryView, ...]
     flags: FlagCopy | None
     queues: dict[str, int] = field(default_factory=dict)
+    lost: LostPast | None = None  # the last one, however long ago
 
     @property
     def flags_fresh(self) -> bool:
@@ -90,7 +99,11 @@ def look(connected: redis.Redis, keys: Keys, *, lock_in_redis: bool = True, queu
         for name in sorted(following | marks)
         if name in following  # a mark alone belongs to an entry that was removed
     )
-    return Beats(now, leader, entries, read_flags(connected, keys), dict(zip(queues, lengths, strict=True)))
+    lost = None
+    if "lost_past" in term:
+        lost = LostPast(until=int(term["lost_past"]) / 1e6, ticks=int(term.get("lost_ticks", 0)))
+    flags = read_flags(connected, keys)
+    return Beats(now, leader, entries, flags, dict(zip(queues, lengths, strict=True)), lost)
 
 
 class Decisions:

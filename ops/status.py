@@ -28,6 +28,9 @@ LATE_SECONDS: Final = 10.0
 STALE_SECONDS: Final = 300.0
 """Edits are to be searchable within 5 minutes."""
 
+TOLD_SECONDS: Final = 86_400.0
+"""For so long a loss of Redis is told, though it is over: somebody has to look at what may have been lost."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -65,6 +68,7 @@ class Status:
 
     at: float
     leader: beats.Leader | None = None
+    lost: beats.LostPast | None = None  # for a day after Redis lost its data; no problem any more
     entries: tuple[beats.EntryView, ...] = ()
     queues: dict[str, int] = field(default_factory=dict)
     flags_fresh: bool = False
@@ -140,6 +144,8 @@ class Observer:
         )
         status.leader, status.entries, status.queues = seen.leader, seen.entries, seen.queues
         status.flags_fresh = seen.flags_fresh
+        if seen.lost is not None and seen.now - seen.lost.until < TOLD_SECONDS:
+            status.lost = seen.lost
         problems = []
         if seen.leader is None:
             says = "No beat leads, so nothing is scheduled. Start one: celery -A tasks beat -S fencebeat"

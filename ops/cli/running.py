@@ -128,6 +128,9 @@ def _shown(seen: "Status") -> RenderableType:
         trust = "" if left is None else f", lease for another {left:.1f} s"
         who = f"{seen.leader.holder} leads since {_clock(seen.leader.since)}, token {seen.leader.token}{trust}"
         parts.append(Text(who))
+    if seen.lost is not None:
+        says = f"Redis had lost its data at {_clock(seen.lost.until)}; {seen.lost.ticks} ticks may have been lost"
+        parts.append(Text(f"{says}: fencebeat schedule gaps", "yellow"))
     if seen.entries:
         table = Table("entry", "last", "next", "late", box=None)
         for entry in seen.entries:

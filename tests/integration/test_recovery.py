@@ -1,11 +1,9 @@
 """The recovery of a store that lost its past: what it writes, in which order, and what it records."""
 
-import itertools
-
 import pytest
 
 from fencebeat import flagmemory, recovery
-from fencebeat.effects import AuditRecord, EntriesCopy, Flag, Version
+from fencebeat.effects import EntriesCopy, Flag, Version
 from fencebeat.entries import entry_of
 from fencebeat.errors import Fenced, UnusableRecord
 from fencebeat.explain import explain
@@ -15,6 +13,7 @@ from fencebeat.recovery import Recovery
 from fencebeat.scripts import script
 from fencebeat.store import Store
 from fencebeat.testing.effects import MemoryEffects
+from tests.support.audits import sent
 from tests.support.locks import RedisLease, audit, nonce
 
 SECOND = 1_000_000
@@ -56,18 +55,6 @@ def outcomes(store):
 def now(store):
     seconds, rest = store.client.time()
     return seconds * SECOND + rest
-
-
-_numbers = itertools.count()
-
-
-def sent(effects, at, *ticks, entry="e", guarded=True):
-    """Emitted ticks as the effect store has them, `ticks` in microseconds, written at `at`."""
-    for tick in ticks:
-        fields = {"outcome": "emitted", "entry": entry, "fire_time": str(tick), "token": "7", "holder": "h"}
-        more = {"guarded": "1"} if guarded else {}
-        identity = f"{at // 1000}-{next(_numbers)}"
-        effects.copy_audit([AuditRecord(identity, {**fields, **more, "task_id": f"{entry}-{tick}"})])
 
 
 def records(store):

@@ -1,16 +1,22 @@
 """What a human sees after a loss, and says: gaps, the leader's line, stops without an effect store."""
 
+import io
 import json
 import sys
 
 import pytest
 import redis
+from rich.console import Console
 
+from config.settings import Settings
 from fencebeat.cli import main
 from fencebeat.flags import read_flags
 from fencebeat.recovery import Recovery
 from fencebeat.testing.effects import MemoryEffects
-from tests.integration.test_recovery import sent
+from ops import beats
+from ops.cli.running import _shown
+from ops.status import Observer, Status
+from tests.support.audits import sent
 from tests.support.fences import SECOND, Fence
 
 PROJECT = """
@@ -111,3 +117,25 @@ def test_a_stop_is_refused_where_an_effect_store_would_undo_it(fencebeat, fence)
     assert "effect store" in err
     assert fencebeat("flags", "stop", "tenant:x", "--reason", "x")[0] == 2
     assert fence.client.hgetall(fence.keys.flags) == {"generation": "1"}
+
+
+def test_status_tells_of_the_loss_for_a_day_and_counts_it_as_over(fence, lost, redis_url, namespace) -> None:
+    seen = beats.look(fence.client, fence.keys)
+    assert seen.lost == beats.LostPast(until=pytest.approx(seen.now, abs=60), ticks=3)
+    observer = Observer(Settings(redis_url=redis_url, namespace=namespace))
+    try:
+        first, later = Status(at=0.0), Status(at=0.0)
+        problems = observer._scheduler(first)
+        fence.client.hset(fence.keys.term, "lost_past", int((seen.now - 2 * 86_400) * SECOND))
+        observer._scheduler(later)
+    finally:
+        observer.close()
+    assert (first.lost, later.lost) == (seen.lost, None)
+    assert "3 ticks may have been lost: fencebeat schedule gaps" in _text(first)
+    assert [problem for problem in problems if "lost" in problem.says] == []
+
+
+def _text(status) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(_shown(status))
+    return console.file.getvalue()

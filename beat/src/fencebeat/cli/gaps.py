@@ -42,8 +42,8 @@ def _rows(given: Asked) -> Iterator[dict[str, Any]]:
             times = {name: instant(int(fields[name])) for name in ("first", "fire_time")}
             yield {**row, "entry": fields["entry"], **times, "count": int(fields["count"])}
         else:
-            counts = {name: int(fields[name]) for name in ("recovered", "lost") if name in fields}
-            yield {**row, "until": instant(int(fields["until"])), **counts}
+            row.update({name: int(fields[name]) for name in ("recovered", "lost") if name in fields})
+            yield {**row, "until": instant(int(fields["until"]))}
 
 
 def _told(row: dict[str, Any]) -> str:
