@@ -309,20 +309,22 @@ def test_a_full_outbox_makes_emission_wait(redis_url, rabbitmq_url, namespace):
         assert abs(seen.oldest - box.fence.now() / SECOND) < 60
 
 
-def test_redis_away_for_a_moment_loses_nothing(box, base, namespace, monkeypatch):
+def test_f15_lost_answers_of_redis_lose_and_double_nothing(box, base, namespace, monkeypatch):
     fill(box, base, 3)
     box.publisher._step(box.fence.term)
     box.publisher._collect(5)
     real, failed = box.publisher._client.evalsha, []
 
     def broken(*args):
+        answer = real(*args)
         if len(failed) < 2:
             failed.append(args)
-            raise redis.exceptions.ConnectionError("gone")
-        return real(*args)
+            raise redis.exceptions.ConnectionError("the answer was lost")
+        return answer
 
     monkeypatch.setattr(box.publisher._client, "evalsha", broken)
     box.publisher.start()
     box.wait_until_empty()
     assert len(failed) == 2
     assert len(box.arrivals.take(namespace)) == 3, "each once: what was confirmed is remembered"
+    assert box.outcomes().count("published") == 3
