@@ -50,12 +50,11 @@ HOUR = 3600
 QUEUE = "bench"
 OTHER_CLIENT = """
 import json, sys, time, redis
+seen = []
 client = redis.Redis.from_url(sys.argv[1], socket_timeout=30)
 client.set("bench-other", "x" * 100)
 print("ready", flush=True)
-seen = []
-while time.monotonic() < float(sys.argv[2]) and client.exists("bench-go") == 0:
-    pass
+client.blpop("bench-begin", timeout=600)
 while client.exists("bench-go"):
     for call in (lambda: client.get("bench-other"), lambda: client.set("bench-other", "y" * 100)):
         began = time.perf_counter()
@@ -240,11 +239,12 @@ def _beside(url: str) -> Iterator[list[float]]:
     waits: list[float] = []
     with client(url) as control:
         control.delete("bench-go")
-        command = [sys.executable, "-c", OTHER_CLIENT, url, str(time.monotonic() + 60)]
+        command = [sys.executable, "-c", OTHER_CLIENT, url]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             control.set("bench-go", 1)
+            control.rpush("bench-begin", 1)
             try:
                 yield waits
             finally:

@@ -13,6 +13,7 @@ A standby does the same without rounds, so `inspect ping`, status and shutdown w
 store, an entry that raises: states of the process, never its end.
 """
 
+import gc
 import logging
 import threading
 from collections.abc import Iterator
@@ -212,6 +213,8 @@ class Election:
 
     def start(self) -> None:
         """Start the threads. The campaign begins with the first turn."""
+        gc.collect()
+        gc.freeze()  # configuration and entries stay for good: looking through them again and again stops everything
         if self.keeper is not None:
             self.keeper.start()
         if self.copier is not None:

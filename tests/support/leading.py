@@ -1,0 +1,68 @@
+"""Leaders of one process: rounds under a term made by hand, with a store whose time a test may move."""
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from celery import Celery
+
+from fencebeat.clock import ManualClock, SystemClock
+from fencebeat.entries import Entry
+from fencebeat.render import Renderer
+from fencebeat.rounds import Rounds
+from tests.support.fences import Fence
+
+
+class Leading:
+    """What a round asks the elector."""
+
+    def __init__(self, term):
+        self.term, self.extensions = term, []
+
+    def leading(self):
+        return self.term
+
+    def extended(self, term, started):
+        self.extensions.append((term, started))
+
+
+@contextmanager
+def leader(app: Celery, fence: Fence, entries: Mapping[str, Entry], *, store=None, clock=None, fast=True, **more):
+    """Rounds for these entries; its connections end with the block."""
+    clock = clock or SystemClock()
+    renderer = Renderer(app, fence.keys.namespace, 5.0, fast=clock if fast else None)
+    election = Leading(fence.term)
+    rounds = Rounds(
+        store or fence.store,
+        renderer,
+        entries,
+        clock=clock,
+        tolerance=more.pop("tolerance", 2.0),
+        leading=election.leading,
+        extended=election.extended,
+        flags_generation=lambda: None,
+        **more,
+    )
+    rounds.election = election
+    try:
+        yield rounds
+    finally:
+        renderer.close()
+
+
+def drain(rounds, term) -> None:
+    """Rounds until nothing is due."""
+    while rounds.run(term) == 0:
+        pass
+
+
+def take_over(fence: Fence, rounds: Rounds, number: int) -> None:
+    """A new term for the same rounds."""
+    fence.term = replace(fence.term, token=fence.term.token + 1, nonce=f"nonce-{number}")
+    fence.seal(fence.term)
+    fence.client.pexpire(fence.keys.lock, 600_000)
+    rounds.forget()
+    rounds.election.term = fence.term
+
+
+__all__ = ["Leading", "ManualClock", "drain", "leader", "take_over"]
