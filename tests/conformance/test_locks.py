@@ -1,14 +1,19 @@
-"""What every lock promises: the same suite on memory, Redis and etcd."""
+"""What every lock promises: one suite on memory, Redis (alone, Sentinel, TLS, least rights), three etcd members."""
 
+import contextlib
 import statistics
 import threading
 from dataclasses import replace
+from queue import Empty
 
 import pytest
 
 from fencebeat.clock import SystemClock
+from fencebeat.connection import Broker
+from fencebeat.elector import Elector
 from fencebeat.errors import Refused
 from tests.support.locks import EtcdLease, MemoryLease, RedisLease, nonce
+from tests.support.redis_servers import SCHEDULER_USER, EtcdMembers, Sentinel, TlsFront, Valkey, keeper
 from tests.support.waiting import until
 
 CLOCK = SystemClock()
@@ -28,6 +33,9 @@ def won(lock, name, floor=0):
 
 class LockConformance:
     """Subclassed for each store; `store` makes locks of several candidates and can lose its data."""
+
+    handover = 0.1  # seconds, the median of graceful takeovers
+    patience = 0.05  # seconds in which a candidate that nobody hinders is elected
 
     @pytest.fixture
     def store(self):
@@ -150,7 +158,7 @@ class LockConformance:
             taken.append(at - released)
             second.resign(new)
 
-        assert statistics.median(taken) < 0.1, "a graceful takeover: median within 100 ms"
+        assert statistics.median(taken) < self.handover, "a graceful takeover"
 
     def test_waiting_ends_in_time_when_nobody_resigns(self, store):
         first, second = store.lock("first"), store.lock("second")
@@ -188,6 +196,57 @@ class LockConformance:
         assert failures == []
         assert counter == [rounds * writers]
 
+    def test_ten_candidates_that_start_and_stop_fifty_times_leave_the_lease_free(self, store):
+        rounds, candidates = 5, 10
+        failures, tokens = [], []
+
+        def come_and_go(number):
+            try:
+                for _ in range(rounds):
+                    elector = Elector(store.lock(f"host-{number}"), store.timing, clock=CLOCK)
+                    elector.signals.elected.listen()
+                    elector.start()
+                    elector.progress()
+                    with contextlib.suppress(Empty):
+                        tokens.append(elector.signals.elected.wait(self.patience).token)
+                    elector.stop()
+                    elector.stop()
+                    assert elector.state.state == "stopped"
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(candidates)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+
+        assert failures == []
+        assert len(tokens) >= 5, "some of them led"
+        assert len(tokens) == len(set(tokens)), "no token twice"
+        assert store.lock("anybody").holder() is None
+
+    def test_a_term_that_somebody_else_resigned_is_over_and_its_holder_stands_by(self, store):
+        elector = Elector(store.lock("first"), store.timing, clock=CLOCK)
+        elector.signals.elected.listen()
+        elector.signals.lost.listen()
+        elector.start()
+        elector.progress()
+        term = elector.signals.elected.wait(10)
+        other = store.lock("another host")
+        seen = other.holder()
+        assert (seen.token, seen.nonce) == (term.token, term.nonce), "all that it takes to resign it from elsewhere"
+
+        assert other.resign(seen) is True
+        new = other.acquire(nonce())
+        lost = elector.signals.lost.wait(10)
+
+        assert (lost.term, lost.reason) == (term, "refused")
+        until(lambda: elector.state.reason == "another_leads" or elector.progress(), what="a standby like any other")
+        assert other.renew(new) is True, "it has not touched the new term"
+        elector.stop()
+
     def test_closing_twice_is_no_error(self, store):
         lock = store.lock("first")
         lock.acquire(nonce())
@@ -210,9 +269,68 @@ class TestRedisLock(LockConformance):
         store.close()
 
 
-class TestEtcdLock(LockConformance):
+@pytest.fixture(scope="session")
+def lock_servers(tmp_path_factory):
+    with keeper(tmp_path_factory.mktemp("locks")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def own_valkey(lock_servers, tmp_path_factory):
+    return Valkey(lock_servers, tmp_path_factory.mktemp("locks-valkey"))
+
+
+@pytest.fixture(scope="session")
+def sentinel(lock_servers, own_valkey, tmp_path_factory):
+    return Sentinel(lock_servers, tmp_path_factory.mktemp("sentinel"), own_valkey)
+
+
+@pytest.fixture(scope="session")
+def front(own_valkey, tmp_path_factory):
+    with TlsFront(tmp_path_factory.mktemp("tls"), own_valkey.port) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def members(lock_servers, tmp_path_factory):
+    return EtcdMembers(lock_servers, tmp_path_factory.mktemp("etcd-members"))
+
+
+class TestRedisLockUnderSentinel(LockConformance):
     @pytest.fixture
-    def store(self, etcd_url, redis_url, namespace):
-        store = EtcdLease(etcd_url, redis_url, namespace)
+    def store(self, own_valkey, sentinel, namespace):
+        broker = Broker(sentinel.url, {"master_name": "primary"})
+        store = RedisLease(own_valkey.url, namespace, broker=broker)
+        yield store
+        store.close()
+
+
+class TestRedisLockOverTls(LockConformance):
+    handover, patience = 0.5, 0.5  # the TLS front is a part of this process and shares its interpreter lock
+
+    @pytest.fixture
+    def store(self, front, own_valkey, namespace):
+        store = RedisLease(front.url, namespace, admin=own_valkey.url)
+        yield store
+        store.close()
+
+
+class TestRedisLockWithTheLeastRights(LockConformance):
+    @pytest.fixture
+    def store(self, own_valkey, namespace):
+        rights = SCHEDULER_USER.replace("fencebeat", namespace).split()
+        own_valkey.tell("ACL", "SETUSER", namespace, *rights)
+        url = own_valkey.url.replace("redis://", f"redis://{namespace}:secret@")
+        store = RedisLease(url, namespace, admin=own_valkey.url)
+        yield store
+        store.close()
+
+
+class TestEtcdLock(LockConformance):
+    patience = 0.5  # three members agree on each step
+
+    @pytest.fixture
+    def store(self, members, redis_url, namespace):
+        store = EtcdLease(members.url, redis_url, namespace)
         yield store
         store.close()

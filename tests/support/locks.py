@@ -36,11 +36,14 @@ class MemoryLease:
 class RedisLease:
     """Locks of several candidates at one broker."""
 
-    def __init__(self, url: str, namespace: str, lease: float = 1.0) -> None:
+    def __init__(
+        self, url: str, namespace: str, lease: float = 1.0, *, broker: Broker | None = None, admin: str = ""
+    ) -> None:
+        """broker: how candidates reach it, if not simply by `url`. admin: who may flush it, if not the candidates."""
         self.timing = LeaseTiming.of(lease)
-        self.broker, self.namespace = Broker(url), namespace
+        self.broker, self.namespace = broker or Broker(url), namespace
         self.keys = self.broker.keys(namespace)
-        self.client = self.broker.client(5.0)
+        self.client = Broker(admin or url).client(5.0)
         self._locks = []
 
     def lock(self, holder: str) -> RedisLock:

@@ -73,11 +73,17 @@ class Configuration:
         tolerance = number("fencebeat_clock_tolerance", TOLERANCE)
         lease = number("fencebeat_lease", 5.0)
         limit = round(number("fencebeat_outbox_limit", OUTBOX_LIMIT, of="rows"))
+        apart = {
+            name: number(f"fencebeat_{name}", lease)
+            for name in ("renew_every", "margin", "call_timeout")
+            if conf.get(f"fencebeat_{name}") is not None
+        }
         if broken:
             raise ImpossibleConfiguration(rules=" ".join(broken))
+        timing = LeaseTiming.of(lease, **apart)
         return cls(
             namespace=namespace,
-            timing=LeaseTiming.of(lease),
+            timing=timing,
             lock=lock,
             etcd_url=etcd_url,
             effect_store=str(conf.get("fencebeat_effect_store", "") or ""),

@@ -38,9 +38,21 @@ class LeaseTiming:
     progress_within: float = 3.0  # renewals stop when the tick thread was silent for this long
 
     @classmethod
-    def of(cls, lease: float = 5.0) -> Self:
+    def of(
+        cls,
+        lease: float = 5.0,
+        *,
+        renew_every: float | None = None,
+        margin: float | None = None,
+        call_timeout: float | None = None,
+    ) -> Self:
         """Defaults in proportion to the lease, so that a short lease is as sound as a long one."""
-        return cls(lease=lease, renew_every=lease / 3, margin=lease / 10, call_timeout=min(2.0, 0.4 * lease))
+        return cls(
+            lease=lease,
+            renew_every=lease / 3 if renew_every is None else renew_every,
+            margin=lease / 10 if margin is None else margin,
+            call_timeout=min(2.0, 0.4 * lease) if call_timeout is None else call_timeout,
+        )
 
     @property
     def trust(self) -> float:
