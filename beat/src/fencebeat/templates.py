@@ -164,7 +164,7 @@ class Templates:
             key=key,
             name=encode_basestring_ascii(entry.name),
             body=body_of(args, kwargs),
-            argsrepr=representation(args, *self._limits[0]),
+            argsrepr=representation(args or (), *self._limits[0]),  # Celery makes () of nothing
             kwargsrepr=representation(kwargs, *self._limits[1]),
         )
         return pieces
