@@ -25,6 +25,7 @@ ZONES = (
     "America/Santiago",
     "UTC",
 )
+CASES = 10_000
 START = datetime(2026, 1, 1, tzinfo=UTC)
 UTC_ZONE = ZoneInfo("UTC")
 
@@ -53,7 +54,8 @@ def test_s11_random_crontabs_agree_with_a_scan_of_every_minute(zone: str) -> Non
     dice = random.Random(f"S11 {zone}")
     minutes = scan(zone, START)
     end = us(2026, 1, 1) + 398 * 1440 * MINUTE
-    for _ in range(60):
+    compared = 0
+    while compared < CASES / len(ZONES):
         rule = random_rule(dice)
         expected = [at for at in minutes.fire_times(rule) if at <= end]
         assert list(fire_times(rule, ZoneInfo(zone), minutes.first + 86_400_000_000, end)) == [
@@ -64,6 +66,7 @@ def test_s11_random_crontabs_agree_with_a_scan_of_every_minute(zone: str) -> Non
             position = bisect_right(expected, after)
             if position < len(expected):
                 assert next_fire_time(rule, ZoneInfo(zone), after) == expected[position], (rule, after)
+                compared += 1
 
 
 @pytest.mark.parametrize("zone", ["America/St_Johns", "Pacific/Apia", "Asia/Gaza", "Africa/Casablanca"])
