@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format chaos bench bench-drain bench-scale bench-takeover bench-freeze install install-dev install-bench pins rabbitmq
+.PHONY: guards simulate help run test lint format chaos bench bench-drain bench-scale bench-takeover bench-freeze install install-dev install-bench pins rabbitmq
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -69,6 +69,13 @@ lint: install-dev ## Style, types, import rules, docstrings, spelling
 format: install-dev ## Let ruff format and fix what it can
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
+
+guards: install-dev ## Take each guard away in a copy of the tree; a test must die: make guards [GUARDS="commit- seal-"]
+	@$(BIN)/python tests/guards/remove.py $(GUARDS)
+
+RUNS   ?= 300
+simulate: install-dev ## Simulate the scheduler in virtual time, faults at every call: make simulate [RUNS=10000]
+	@FENCEBEAT_RUNS=$(RUNS) $(BIN)/python -m pytest -s tests/simulation -k "run or seed"
 
 # Without SEEDS `make test` runs a short part of the same drives.
 SEEDS  ?= 1
