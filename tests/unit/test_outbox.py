@@ -60,7 +60,7 @@ def test_a_row_that_is_none_is_called_unreadable(text):
         ),
         Queue("q", Exchange("x"), no_declare=True, auto_delete=True, durable=False),
     ],
-    ids=str,
+    ids=["exchange", "plain", "topic", "limits", "bindings", "not declared"],
 )
 def test_what_is_declared_survives_the_row(one):
     again = entity(dict(described([one])[0]))

@@ -83,10 +83,11 @@ def _described(entity: Exchange | Queue) -> Mapping[str, Any]:
         return {"kind": "exchange", **_without_none(entity.as_dict())}
     facts = _without_none(entity.as_dict())
     facts["exchange"] = _without_none(entity.exchange.as_dict()) if entity.exchange is not None else None
-    facts["bindings"] = [
+    bindings = [
         {**_without_none(bound.as_dict()), "exchange": _without_none(bound.exchange.as_dict())}
         for bound in entity.bindings or ()
     ]
+    facts["bindings"] = sorted(bindings, key=dumps)  # kombu keeps a set; rows must be equal in every process
     return {"kind": "queue", **_without_none({name: facts.get(name) for name, _ in Queue.attrs})}
 
 
