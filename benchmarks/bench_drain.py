@@ -14,6 +14,7 @@ of the warm drain, seconds of RedBeat, how many times faster we are.
 """
 
 import argparse
+import gc
 import json
 import logging
 import statistics
@@ -126,6 +127,8 @@ class Drain:
             pass
         if self._renderer.templates is not None:
             assert self._renderer.templates.prepare(iter(self._entries.values()), 60)
+        gc.collect()
+        gc.freeze()  # as the real process does
 
     def warm(self) -> float:
         """Drain by the leader that leads already."""
