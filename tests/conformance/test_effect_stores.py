@@ -148,6 +148,25 @@ class EffectStoreConformance:
     def test_the_marks_that_edits_set_are_known(self, told, outcome):
         assert told(Story().add(outcome, 7, by="ana")).marks == {"e": tick(7)}
 
+    def test_a_backfill_that_was_lost_is_a_gap_and_moves_no_mark(self, store, told):
+        for number in (8, 9):
+            self.claim(store, task(number), closed=True)
+        story = Story().emitted(8, 9)
+        story.add("emitted", 1, task_id=task(1), guarded=1, request="e@1", holder="host:1")
+        story.add("emitted", 8, task_id=task(8), guarded=1, request="e@8", holder="host:1")
+
+        past = told(story)
+
+        assert past.marks == {"e": tick(9)}
+        assert past.gaps == [Gap("e", tick(1), tick(1), 1, task(1))]
+
+    def test_a_backfill_hides_nothing_of_the_tick_itself(self, told):
+        story = Story().emitted(1, 2)
+        story.add("emitted", 1, task_id=task(1), guarded=1, request="e@1", holder="host:1")
+        story.add("paused", 1, request="e@1", holder="host:1")
+
+        assert told(story).marks == {"e": tick(1) - 1}
+
     def test_rubbish_is_kept_and_moves_nothing(self, store, told):
         story = Story().add("emitted", 1, task_id="no uuid", guarded=1).add("emitted", entry="e", fire_time="soon")
         story.add("emitted", entry="e", fire_time="9" * 30).add("emitted", fire_time=tick(9))

@@ -98,11 +98,12 @@ $$;
 
 -- name: sent_ticks
 -- The emitted ticks that nothing has closed since: no closed claim, and no later record that passes the tick over. Emitted again it is one tick.
+-- A backfill (`request`) lies below its entry's mark and is not due again, so it counts as unguarded, and it closes nothing.
 CREATE OR REPLACE FUNCTION sent_ticks(p_namespace text)
 RETURNS TABLE (stream_id text, entry text, fire_time bigint, task_id text, guarded boolean, sent_ms bigint)
 LANGUAGE sql STABLE AS $$
   SELECT DISTINCT ON (a.entry, a.fire_time)
-         a.stream_id, a.entry, a.fire_time, a.record->>'task_id', coalesce(a.record->>'guarded' = '1', false), a.sent_ms
+         a.stream_id, a.entry, a.fire_time, a.record->>'task_id', coalesce(a.record->>'guarded' = '1', false) AND NOT a.record ? 'request', a.sent_ms
     FROM tick_audit a
    WHERE a.namespace = p_namespace AND a.outcome = 'emitted' AND NOT a.settled
      AND a.entry IS NOT NULL AND a.fire_time IS NOT NULL
@@ -110,8 +111,8 @@ LANGUAGE sql STABLE AS $$
      AND NOT EXISTS (SELECT FROM tick_audit l
                       WHERE l.namespace = p_namespace AND l.entry = a.entry AND l.fire_time >= a.fire_time
                         AND l.outcome IN ('unroutable', 'paused', 'skipped', 'superseded', 'changed', 'resumed', 'gap')
-                        AND l.position > a.position AND passes(l.record, a.fire_time))
-   ORDER BY a.entry, a.fire_time, a.position DESC
+                        AND l.position > a.position AND NOT l.record ? 'request' AND passes(l.record, a.fire_time))
+   ORDER BY a.entry, a.fire_time, a.record ? 'request', a.position DESC
 $$;
 
 -- name: newest_copy_ms

@@ -95,7 +95,7 @@ class MemoryEffects:
             if _decides(fields):
                 marks[fields["entry"]] = max(marks.get(fields["entry"], 0), int(fields["fire_time"]))
         sent = self._sent()
-        for entry, fire_time in [tick for tick, fields in sent.items() if fields.get("guarded") == "1"]:
+        for entry, fire_time in [tick for tick, fields in sent.items() if _due_again(fields)]:
             marks[entry] = min(marks[entry], fire_time - 1)
         return Past(
             marks=marks,
@@ -120,8 +120,10 @@ class MemoryEffects:
                 continue
             entry, last = fields["entry"], int(fields["fire_time"])
             if fields["outcome"] == "emitted":
+                if "request" in fields and (entry, last) in sent:
+                    continue
                 sent[entry, last] = {**fields, "ms": identity.partition("-")[0]}
-            elif fields["outcome"] in _PASSES:
+            elif fields["outcome"] in _PASSES and "request" not in fields:
                 for tick in [tick for tick in sent if tick[0] == entry and _passes(fields, tick[1])]:
                     del sent[tick]
         closed = {task_id for task_id, closed in self.claims.items() if closed}
@@ -131,7 +133,7 @@ class MemoryEffects:
         newest = int(next(reversed(self._records), "0").partition("-")[0])
         gaps: list[Gap] = []
         for (entry, fire_time), fields in sent.items():
-            if fields.get("guarded") == "1" or int(fields["ms"]) < newest - self._queued * 1000:
+            if _due_again(fields) or int(fields["ms"]) < newest - self._queued * 1000:
                 continue
             before = gaps[-1] if gaps else None
             joins = before is not None and before.entry == entry
@@ -152,6 +154,11 @@ class MemoryEffects:
 
 def _is_tick(fields: Mapping[str, str]) -> bool:
     return "entry" in fields and fields.get("fire_time", "").isdecimal()
+
+
+def _due_again(fields: Mapping[str, str]) -> bool:
+    """Whether an open tick is due again: a guarded one, but no backfill (`request`), which lies below the mark."""
+    return fields.get("guarded") == "1" and "request" not in fields
 
 
 def _decides(fields: Mapping[str, str]) -> bool:
