@@ -14,6 +14,7 @@ from fencebeat.clock import ManualClock, SystemClock
 from fencebeat.effects import Flag
 from fencebeat.errors import ImpossibleConfiguration
 from fencebeat.scheduler import Scheduler
+from ops.services.launch import free_ports
 from tests.support import ports
 from tests.support.redis_servers import ClockedValkey, EtcdMembers, Valkey, keeper
 
@@ -97,7 +98,8 @@ def test_s22_f09_an_eviction_policy_is_refused_or_accepted_by_the_setting_it_nam
 
 
 def test_s22_cluster_mode_is_refused(app, servers, tmp_path):
-    cluster = Valkey(servers, tmp_path, {"cluster-enabled": "yes"})
+    bus = next(free_ports(20000, 32000))  # else 10,000 above the server's, where there may be none
+    cluster = Valkey(servers, tmp_path, {"cluster-enabled": "yes", "cluster-port": str(bus)})
     app.conf.broker_url = cluster.url
 
     assert [finding.level for finding in found(app, "cluster mode")] == ["refused"]

