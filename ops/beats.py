@@ -13,6 +13,7 @@ from fencebeat.keys import Keys
 from fencebeat.scripts import asking
 
 PAGE: Final = 1000  # audit records read at a time
+OVERDUE: Final = 0.6  # share of the lease: a leader that renews at each third has never less left
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Leader:
     holder: str
     since: float  # seconds since the epoch, by the store's clock
     lease_left_seconds: float | None
+    overdue: bool = False  # its renewals have stopped: it is frozen, hung or cut off, and its lease runs out
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def look(connected: redis.Redis, keys: Keys, *, lock_in_redis: bool = True, queu
             holder=term.get("holder", "?"),
             since=int(term.get("since", 0)) / 1e6,
             lease_left_seconds=max(0, left) / 1000 if lock_in_redis else None,
+            overdue=lock_in_redis and left < OVERDUE * int(term.get("lease", 0)),
         )
     marks.pop("generation", None)
     following = {name: score / 1000 for name, score in due}

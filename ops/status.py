@@ -150,6 +150,9 @@ class Observer:
         if seen.leader is None:
             says = "No beat leads, so nothing is scheduled. Start one: celery -A tasks beat -S fencebeat"
             problems.append(Problem("leader", says))
+        elif seen.leader.overdue:
+            says = f"The leader ({seen.leader.holder}) has stopped renewing its lease: it hangs, or is cut off."
+            problems.append(Problem("leader", says))
         late = [f"{e.name} by {e.late_seconds:.0f} s" for e in seen.entries if e.late_seconds > LATE_SECONDS]
         if late:
             problems.append(Problem("ticks", f"Ticks are late: {', '.join(late)}."))

@@ -26,6 +26,8 @@ TIMED = {
     "test_lease_elector",
     "test_locks",
     "test_scheduler",
+    "test_hung_beats",
+    "test_stale_leaders",
     "test_stores",
     "test_search",
     "test_smoke",
