@@ -71,7 +71,7 @@ GUARDS = (
         name="claim-postgres-process",
         text="        pool = self._pools.get(os.getpid())",
         instead="        pool = next(iter(self._pools.values()), None)",
-        tests=in_postgres("test_a_fork_has_connections_of_its_own"),
+        tests=in_postgres("test_a_forked_child_speaks_on_no_connection_of_its_parent"),
     ),
     redis(
         name="claim-redis-lease",
