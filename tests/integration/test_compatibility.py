@@ -20,6 +20,7 @@ from kombu.common import Broadcast
 from kombu.serialization import loads
 
 from fencebeat.scheduler import Scheduler
+from fencebeat.templates import Templates
 from fencebeat.ticks import traceparent
 from tests.support.waiting import until
 
@@ -175,8 +176,28 @@ def seconds_left(message, name):
     return None if text is None else (datetime.fromisoformat(text) - datetime.now(UTC)).total_seconds()
 
 
+SLOW_SETTINGS = {"msgpack", "compression"}
+"""Settings under which every message goes Celery's own way."""
+
+
+@pytest.fixture
+def templated(monkeypatch):
+    """Names of the entries whose messages came from templates."""
+    names = set()
+    theirs = Templates.message
+
+    def message(self, entry, fire_time, token):
+        made = theirs(self, entry, fire_time, token)
+        if made is not None and token:  # without a token it only makes the template
+            names.add(entry.name)
+        return made
+
+    monkeypatch.setattr(Templates, "message", message)
+    return names
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_every_field_is_the_one_that_celery_would_have_sent(app, client) -> None:
+def test_every_field_is_the_one_that_celery_would_have_sent(app, client, fast_path, settings, templated) -> None:
     with wire(client) as new:
         found = of_the_scheduler(app, new)
         for name, messages in found.items():
@@ -187,6 +208,8 @@ def test_every_field_is_the_one_that_celery_would_have_sent(app, client) -> None
                     left, own_left = seconds_left(message, passing), seconds_left(own, passing)
                     assert (left is None) == (own_left is None), name
                     assert left is None or abs(left - own_left) < 60, name  # it was sent a moment earlier
+    fast = fast_path and settings not in SLOW_SETTINGS
+    assert templated >= {"plain", "expires", "queue-and-priority", "routed"} if fast else not templated
     tags = [message["properties"]["delivery_tag"] for messages in found.values() for _, message in messages]
     assert len(tags) == len(set(tags)), "equal tags collide among unacknowledged messages"
 
