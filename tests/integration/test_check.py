@@ -229,6 +229,16 @@ def test_an_effect_store_that_raises_is_shown_with_its_reason(app):
     assert "no route to the ledger" in finding.says
 
 
+def test_a_store_of_claims_that_answers_or_not(app, kept):
+    app.conf.fencebeat_claims = kept.url
+    [answers] = found(app, "claims")
+    with ports.unused() as port:
+        app.conf.fencebeat_claims = f"redis://127.0.0.1:{port}/0"
+        [gone] = found(app, "claims")
+
+    assert (answers.level, gone.level) == ("ok", "failed"), gone
+
+
 def test_an_etcd_that_answers_or_not(app, servers, tmp_path):
     members = EtcdMembers(servers, tmp_path)
     app.conf.update(fencebeat_lock="etcd", fencebeat_etcd_url=members.url)

@@ -17,6 +17,7 @@ from celery import Celery
 from redis.exceptions import NoPermissionError
 
 from fencebeat import failpoints
+from fencebeat.claims.opening import ClaimSettings
 from fencebeat.clock import Clock
 from fencebeat.configuration import Configuration
 from fencebeat.connection import clock_difference
@@ -81,6 +82,7 @@ def check(app: Celery, clock: Clock, timeout: float) -> list[Finding]:
     with client:
         findings += _store(client, configuration, clock)
     findings += _asked("effect store", lambda: _effects(configuration))
+    findings += _asked("claims", lambda: _claims(app))
     if configuration.lock == "etcd":
         findings += _asked("etcd", lambda: _etcd(configuration))
     return findings
@@ -250,6 +252,12 @@ def _effects(configuration: Configuration) -> Finding:
     floor = effects.floor()
     generation, flags = effects.flags()
     return Finding("effect store", "ok", f"answers: floor {floor}, generation {generation}, {len(flags)} stops")
+
+
+def _claims(app: Celery) -> Finding:
+    if not app.conf.get("fencebeat_claims"):
+        return Finding("claims", "ok", "none: no task is guarded (fencebeat_claims)")
+    return Finding("claims", "ok", f"answers: highest token claimed {ClaimSettings.of(app).open().floor()}")
 
 
 def _etcd(configuration: Configuration) -> Finding:
