@@ -108,7 +108,9 @@ class Synchroniser:
             yield
         if ours and unseen:
             log.error("definitions disappeared and are restored: %s", ", ".join(sorted(unseen)[:20]))
-        differing |= dict.fromkeys(unseen)
+        differing |= dict.fromkeys(
+            name for name in memory.static if name in unseen
+        )  # in the order of the configuration
         left = (memory.stored.keys() | memory.unreadable.keys()) - others
         if memory.generation == int(facts.generation):
             memory.miss(left)
