@@ -70,7 +70,8 @@ class StoreUnreachable(Retryable):
 
 class UnusableEntry(ImpossibleConfiguration):
     """Entry {name} cannot be scheduled: {why}
-    The other entries are not affected. Correct it in beat_schedule and start the beat again.
+    The other entries are not affected. Correct it where it is written: in beat_schedule (then start the beat again),
+    or with `fencebeat schedule edit`.
     """
 
 

@@ -113,8 +113,8 @@ def _without_decision(
         if record["outcome"] == "gap" and "entry" in record:
             return "gap", f"{record['reason']}: it was emitted, and nobody knows whether it ran"
     for record in records:
-        if record["outcome"] == "changed":
-            return "changed", record.get("reason", "")
+        if record["outcome"] in ("changed", "resumed"):
+            return record["outcome"], record.get("reason", "")
         if record["outcome"] == "gap" and (mark is None or fire_time <= mark):
             return "gap", "the store lost its past, and with it what became of this tick"
     if entry is not None and entry.next_after(fire_time - 1) != fire_time:
