@@ -188,8 +188,9 @@ def test_no_mark_falls_that_stayed_behind_without_a_generation(store, term, effe
     assert (marks["e"], marks["gone"]) == (str(at), "300")
 
 
+@pytest.mark.parametrize("place", ["beat.page.before", "beat.page.after"])
 def test_f05_whatever_ends_a_recovery_in_the_middle_the_store_stays_unknown_and_the_next_term_begins_again(
-    store, term, effects, monkeypatch
+    store, term, effects, monkeypatch, *, place
 ):
     monkeypatch.setattr(recovery, "PAGE", 3)
     at = now(store)
@@ -201,7 +202,7 @@ def test_f05_whatever_ends_a_recovery_in_the_middle_the_store_stays_unknown_and_
     def ends_at(number):
         def failpoint(name):
             passed.append(name)
-            if passed.count("beat.page.after") == number:
+            if passed.count(place) == number:
                 raise ConnectionResetError("in the middle")
 
         return failpoint
