@@ -131,6 +131,67 @@ FENCE_REJECTED = Event(
     by="beat",
     level="warning",
 )
+STATE_CHANGED = Event(
+    "state.changed",
+    when="a beat became standby, recovering, leading or stopped, or is so for another reason",
+    attributes=("state", "reason"),
+    by="beat",
+)
+OUTBOX_FENCED = Event(
+    "outbox.fenced",
+    when="a former leader was refused the next message of the outbox",
+    attributes=("token",),
+    by="beat",
+    level="warning",
+)
+OUTBOX_FAILED = Event(
+    "outbox.failed",
+    when="a message of the outbox was not confirmed by the broker; it stays",
+    attributes=("error",),
+    by="beat",
+    level="warning",
+)
+
+# --- the worker's claim on a tick: written by the library's guard
+_CLAIM = ("entry", "fire_time", "task", "attempt")
+CLAIM_TAKEN = Event("claim.taken", when="a worker claimed a tick and runs it", attributes=_CLAIM, by="guard")
+CLAIM_CLOSED = Event(
+    "claim.closed", when="a run ended and its claim is closed", attributes=(*_CLAIM, "outcome"), by="guard"
+)
+CLAIM_DUPLICATE = Event(
+    "claim.duplicate",
+    when="a message was dropped, for its tick has run to its end",
+    attributes=(*_CLAIM, "outcome"),
+    by="guard",
+)
+CLAIM_POSTPONED = Event(
+    "claim.postponed",
+    when="a message was put back, for its tick is running elsewhere",
+    measures={"left": "seconds that the other claim has left"},
+    attributes=_CLAIM,
+    by="guard",
+)
+CLAIM_UNKNOWN = Event(
+    "claim.unknown",
+    when="a message was put back, for the store of claims did not answer",
+    attributes=_CLAIM,
+    by="guard",
+    level="warning",
+)
+CLAIM_LOST = Event(
+    "claim.lost",
+    when="a run ended after another attempt had taken its claim; it does not count",
+    attributes=(*_CLAIM, "outcome"),
+    by="guard",
+    level="warning",
+)
+CLAIM_UNCLOSED = Event(
+    "claim.unclosed",
+    when="a run ended, but its claim could not be closed; a further copy would run again",
+    attributes=(*_CLAIM, "outcome"),
+    by="guard",
+    level="error",
+)
 
 # --- a sync
 SYNC_FINISHED = Event(

@@ -76,7 +76,7 @@ def test_f05_f06_s7_a_lost_redis_loses_no_tick_and_repeats_none(
         with outage(postgres_url, database_url):
             lose(scene, how)
             scene.cluster.wait_for(
-                lambda line: line.get("event") == "state" and "the past is not known" in line.get("reason", ""),
+                lambda line: line.get("event") == "state.changed" and "the past is not known" in line.get("reason", ""),
                 PATIENCE,
             )
             assert nothing_happened_yet(scene), "nothing is emitted while the past is not known"

@@ -118,7 +118,7 @@ def break_one_after_another(cluster, failpoints):
         successor.wait_for(elected, 30, at)
         if "=stop" in rule:
             broken.thaw()
-            broken.wait_for(lambda line: line.get("event") == "state" and line["state"] == "standby", 15, at)
+            broken.wait_for(lambda line: line.get("event") == "state.changed" and line["state"] == "standby", 15, at)
             broken.kill()
     beats[-1].wait_for(committed, 30)
     return beats

@@ -166,7 +166,7 @@ def test_the_table_of_settings_has_every_setting():
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_variables_in_the_docs_exist(page):
-    known = set(variables_of_settings()) | {"EMBEDDER_API_KEY", "FENCEBEAT_JAVA_HOME", "FENCEBEAT_CACHE"}
+    known = set(variables_of_settings()) | {"EMBEDDER_API_KEY", "FENCEBEAT_JAVA_HOME", "FENCEBEAT_CACHE", "FENCEBEAT_FAST_PATH"}
     assert set(re.findall(r"\bFENCEBEAT_[A-Z_]+\b", page.read_text())) <= known
 
 

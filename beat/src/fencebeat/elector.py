@@ -356,7 +356,7 @@ class Elector:
         if (self._state.state, self._state.reason, self._state.term) == (state, reason, term):
             return
         self._state = State(state, reason, self._clock.wall(), term)
-        record("event", event="state", state=state, reason=reason)
+        record("event", event="state.changed", state=state, reason=reason)
         self.signals.changed.send(self._state)
         if self._wake is not None:
             self._wake()

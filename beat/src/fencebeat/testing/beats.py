@@ -204,7 +204,7 @@ def elected(line: Line) -> bool:
 
 def standing_by(line: Line) -> bool:
     """Whether a history line says that the process asked for the lock and found another leading."""
-    return line.get("event") == "state" and line.get("reason") == "another_leads"
+    return line.get("event") == "state.changed" and line.get("reason") == "another_leads"
 
 
 def committed(line: Line) -> bool:

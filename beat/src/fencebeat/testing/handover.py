@@ -44,7 +44,7 @@ class Replicas:
         """Who leads while all others that live stand by; None while that is not so."""
         lines = list(self.cluster.lines())
         for line in lines[self._looked_at :]:
-            if line.get("event") == "state":
+            if line.get("event") == "state.changed":
                 self._states[line["proc"]] = line
         self._looked_at = len(lines)
         alive = [beat for beat in self.cluster.beats if beat.alive]
