@@ -137,6 +137,13 @@ STATE_CHANGED = Event(
     attributes=("state", "reason"),
     by="beat",
 )
+SCHEDULE_CHANGED = Event(
+    "schedule.changed",
+    when="a leader's configuration replaced the schedule of another one; `back` where it is the one before that again",
+    attributes=("token", "digest", "before", "back"),
+    by="beat",
+    level="warning",
+)
 OUTBOX_FENCED = Event(
     "outbox.fenced",
     when="a former leader was refused the next message of the outbox",

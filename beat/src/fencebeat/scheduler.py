@@ -49,6 +49,7 @@ from fencebeat.recovery import Recovery
 from fencebeat.render import Renderer
 from fencebeat.requests import Requests
 from fencebeat.rounds import Rounds
+from fencebeat.schedule_watch import ScheduleWatch
 from fencebeat.store import Store
 from fencebeat.templates import AGE
 from fencebeat.watchdog import Watchdog
@@ -208,6 +209,8 @@ class Election:
             ),
         )
 
+        self._schedule = ScheduleWatch(client, keys, self.rounds.memory)
+
     def _flags_generation(self) -> int | None:
         return self.keeper.generation if self.keeper is not None else None
 
@@ -234,9 +237,18 @@ class Election:
         if term != self._term:
             self.rounds.forget()
             self._term = term
-        seconds = SLICE if term is None else self._round(term)
+        seconds = self._stand_by() if term is None else self._round(term)
         if seconds > 0 and not self._stopped:
             self._wait(min(seconds, SLICE) if seconds < 2 * IDLE or self._prepare() else IDLE)
+
+    def _stand_by(self) -> float:
+        """A turn without a term; returns how long to wait."""
+        if self.elector.state.reason == "another_leads":
+            try:
+                self._schedule.look()
+            except StoreUnreachable as error:
+                log.debug("the schedule in force is not known now: %s", error.what)
+        return SLICE
 
     def _prepare(self) -> bool:
         """Make templates for a moment, so that a takeover is warm; returns whether there are no more to make.

@@ -22,6 +22,7 @@ import redis
 
 from fencebeat.entries import RESERVED, Entry
 from fencebeat.errors import StoreUnknown
+from fencebeat.history import record
 from fencebeat.keys import Keys
 from fencebeat.lease import Term
 from fencebeat.schedule_memory import ScheduleMemory
@@ -48,6 +49,7 @@ class _Facts:
     now: int
     generation: str
     digest: str | None
+    replaced: str | None  # the digest before this one
     paused: frozenset[str]
 
 
@@ -120,7 +122,10 @@ class Synchroniser:
         for some in _pages(others):
             gone.extend(memory.take(zip(some, self._definitions(some), strict=True)))
             yield
+        found = facts
         facts, moved = yield from self._write(term, memory, facts, differing, gone, restoring=ours)
+        if not moved:
+            _tell(term, memory, found, len(differing), len(gone))
         if moved or not (yield from self._make_due(term, memory, facts)):
             return False
         memory.generation = int(facts.generation)
@@ -205,12 +210,12 @@ class Synchroniser:
             pipe = self._client.pipeline(transaction=True)
             pipe.time()
             pipe.hget(keys.entries, "generation")
-            pipe.hget(keys.term, "digest")
+            pipe.hmget(keys.term, "digest", "digest_before")
             pipe.hkeys(keys.paused)
-            (seconds, microseconds), generation, digest, paused = pipe.execute()
+            (seconds, microseconds), generation, (digest, replaced), paused = pipe.execute()
         if generation is None or not generation.isdigit():
             raise StoreUnknown(record=keys.entries, why="it has no generation")
-        return _Facts(seconds * 1_000_000 + microseconds, generation, digest, frozenset(paused))
+        return _Facts(seconds * 1_000_000 + microseconds, generation, digest, replaced, frozenset(paused))
 
     def _names(self) -> Iterator[list[tuple[str, str | None]]]:
         with asking(self._client):
@@ -236,6 +241,20 @@ class Synchroniser:
             return []
         with asking(self._client):
             return self._client.hmget(self._keys.last, names)  # type: ignore[return-value] # redis-py leaves it open
+
+
+def _tell(term: Term, memory: ScheduleMemory, found: _Facts, changed: int, removed: int) -> None:
+    """Say that a configuration replaced another one: a rollout, or two that take turns."""
+    if found.digest in (None, memory.digest):
+        return
+    back = found.replaced == memory.digest
+    record("event", event="schedule.changed", token=term.token, digest=memory.digest, before=found.digest, back=back)
+    log.warning("this configuration replaced the schedule: %d entries changed, %d removed", changed, removed)
+    if back:
+        log.error(
+            "the schedule went back to the one before: unless this was a rollback, beats with different configurations "
+            "take turns. Give all of them the same beat_schedule."
+        )
 
 
 def _pages(names: Iterable[str], size: int = READ) -> Iterator[list[str]]:

@@ -3,7 +3,8 @@
 --
 -- KEYS  name     type    holds
 --    1  lock     string  nonce of the holder; expires with the lease (not asked where etcd keeps the lock)
---    2  term     hash    token, nonce, ...: the fence; `digest` of the static entries that are stored
+--    2  term     hash    token, nonce, ...: the fence; `digest` of the static entries that are stored, `digest_before` of
+--                         those that they replaced
 --    3  entries  hash    entry -> definition, JSON with `source` and `version`; a field `generation`
 --    4  last     hash    entry -> mark in microseconds; only grows, stays when its entry goes; a field `generation`
 --    5  due      zset    entry, scored by when it is next due in milliseconds; not the paused ones
@@ -79,7 +80,11 @@ for _ = 1, assert(whole(take()), 'not a number of names') do
   if known and type(definition) == 'table' and definition.source == 'static' then gone[#gone + 1] = name end
 end
 
-if digest ~= '' then redis.call('HSET', KEYS[2], 'digest', digest) end
+if digest ~= '' then
+  local before = redis.call('HGET', KEYS[2], 'digest')
+  if before and before ~= digest then redis.call('HSET', KEYS[2], 'digest_before', before) end
+  redis.call('HSET', KEYS[2], 'digest', digest)
+end
 local function record(...)
   redis.call('XADD', KEYS[6], 'MAXLEN', '~', keep, '*', 'token', token, ...)
 end
