@@ -66,7 +66,7 @@ def test_the_newer_text_stays_and_the_frozen_worker_is_fenced(world, step, kind)
 
 
 @pytest.mark.parametrize("kind", ["opensearch", "pgvector"])
-def test_a_worker_killed_at_each_step_leaves_nothing_behind(world, kind):
+def test_f04_a_worker_killed_at_each_step_leaves_nothing_behind(world, kind):
     for n, step in enumerate(step for case, step in CASES if case == kind):
         change(world, f"Text number {n}, of a worker that dies at {step}.")
         with batches(world, f"dies-{n}", failpoints=f"{step}=kill") as dying:

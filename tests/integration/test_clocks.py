@@ -159,6 +159,20 @@ def test_s14_a_jump_of_years_stops_emission_before_any_mark_moves_and_its_end_re
     assert [beat.failure for beat in two] == [None, None]
 
 
+def test_s14_a_standby_that_knew_the_time_before_a_jump_does_not_lead_after_it(beats, clocks, store):
+    one = beats.beat(clock=clocks[0])
+    one.elected()
+    two = beats.beat(clock=clocks[1])
+    two.standing_by()  # it has never led, so only its campaigns have seen the time
+    beats.more(1)
+    mark = beats.client.hget(beats.keys.last, "each")
+    store.step(YEARS)
+    clocks.step(wall=YEARS)
+    one.vanish()
+    until(lambda: two.says("standby", "went forward"), what="why it does not lead")
+    assert int(beats.client.hget(beats.keys.last, "each")) - int(mark) < 60 * 1_000_000, "no mark moved into that time"
+
+
 @pytest.mark.parametrize("ahead", [1.5, -1.5])
 def test_s25_a_difference_within_the_tolerance_changes_no_fire_time_whoever_leads(beats, clocks, ahead):
     clocks.step(1, wall=ahead)

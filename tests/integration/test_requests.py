@@ -343,6 +343,17 @@ def test_a_request_that_the_broker_does_not_take_waits_behind_the_others_and_not
     assert "no broker took it" in fence.audit()[-1]["reason"]
 
 
+def test_requests_that_no_broker_takes_do_not_hold_up_the_others(fence, schedule, desk) -> None:
+    schedule.add("bad", {"task": "t", "schedule": 60, "options": {"queue": f"{fence.keys.namespace}-bad"}})
+    fence.client.set(f"{fence.keys.namespace}-bad", "rubbish")
+    schedule.backfill("bad", 60 * SECOND, BATCH * 60 * SECOND)  # as many as one look answers
+    desk.serve()
+    schedule.run_now("e")
+    desk.serve()
+    assert len(messages(fence)) == 1
+    assert len(waiting(fence)) == BATCH
+
+
 def test_a_record_of_another_type_is_named(fence, schedule, desk) -> None:
     schedule.run_now("e")
     fence.client.delete(fence.keys.audit)

@@ -11,6 +11,7 @@ import pytest
 import redis
 from celery import Celery
 
+from fencebeat.edits import Schedule
 from fencebeat.entries import entry_of, read_schedule
 from fencebeat.errors import StoreUnreachable
 from fencebeat.planner import RateGuard
@@ -249,6 +250,17 @@ def test_s22_definitions_that_disappear_are_restored_or_named_within_one_loop(ap
     assert before.keys() <= Counter(ticks(client)).keys()
 
 
+def test_s17_an_edit_is_followed_while_nothing_is_due(app, fence, client) -> None:
+    schedule = Schedule(client, fence.keys, by="a test")
+    schedule.add("d", {"task": "t", "schedule": 3600, "args": [1]})
+    with leader(app, fence, {}) as rounds:
+        drain(rounds, fence.term)
+        assert rounds.memory.get("d").args == (1,)
+        schedule.edit("d", args=[2])
+        drain(rounds, fence.term)
+        assert rounds.memory.get("d").args == (2,)
+
+
 def test_a_stored_entry_that_cannot_be_read_is_shown_and_ends_nothing(app, fence, client) -> None:
     client.hset(fence.keys.entries, "bad", json.dumps({"source": "stored"}))
     client.hset(fence.keys.last, "bad", fence.now())
@@ -321,6 +333,66 @@ def test_s26_a_backlog_of_any_size_yields_what_the_policy_says_and_the_entry_liv
         assert Counter(header["fencebeat_entry"] for header in queued(client))["e0000"] > counts["e0000"]
 
 
+@pytest.mark.parametrize(
+    ("policy", "emitted"), [("skip", (0, 1)), ("latest", (1, 1)), ("all", (1000, 1000)), ("window=1h", (60, 61))]
+)
+def test_s26_after_a_pause_of_three_days_the_policy_decides_and_the_entry_lives(
+    app, fence, client, policy, emitted
+) -> None:
+    entries = lines(1, 60.0, catchup=policy)
+    schedule = Schedule(client, fence.keys, by="a test")
+    with leader(app, fence, entries) as rounds:
+        drain(rounds, fence.term)
+        mark = set_back(fence, entries, 3 * 86_400)
+        schedule.pause("e0000", "holiday")
+        drain(rounds, fence.term)
+        assert (client.llen("q"), fence.mark("e0000")) == (0, mark), (
+            "paused: nothing is emitted and nothing passed over"
+        )
+        schedule.resume("e0000")
+        drain(rounds, fence.term)
+    assert emitted[0] <= client.llen("q") <= emitted[1]
+    passed = [record for record in fence.audit() if record["outcome"] in ("skipped", "superseded")]
+    assert all(record["reason"] for record in passed)
+    assert sum(int(record["count"]) for record in passed) + client.llen("q") in (4320, 4321)
+    assert fence.mark("e0000") > fence.now() - 61 * SECOND
+    assert client.zscore(fence.keys.due, "e0000") * 1000 > fence.now() - SECOND
+
+
+def test_f38_everything_is_due_after_six_hours_down(app, fence, client) -> None:
+    """Half of them want every tick, half the newest one; one more fires each second meanwhile."""
+    line = {"task": "t", "schedule": 3600.0, "options": {"queue": "q"}}
+    every, newest = ({"catchup": policy, "jitter": 60} for policy in ("all", "latest"))
+    entries = {f"e{n:04}": entry_of(f"e{n:04}", {**line, "fencebeat": every if n % 2 else newest}) for n in range(2000)}
+    entries["live"] = entry_of("live", {**line, "schedule": 1.0, "options": {"queue": "live"}})
+    with leader(app, fence, entries) as rounds:
+        drain(rounds, fence.term)
+        client.delete("live")
+        mark = set_back(fence, entries, 6 * 3600)
+        now = fence.now()
+        open_times = {name: entry.plan(mark, now) for name, entry in entries.items()}
+        rounds.signals.committed.listen()
+        renewed = len(rounds.election.extensions)
+        drain(rounds, fence.term)
+        ended = fence.now()
+        batches = [rounds.signals.committed.wait() for _ in rounds.election.extensions[renewed:]]
+    by_entry: dict[str, list[int]] = {}
+    for header in queued(client):
+        by_entry.setdefault(header["fencebeat_entry"], []).append(header["fencebeat_fire_time"])
+    for name, plan in open_times.items():
+        if name != "live" and ended // (3600 * SECOND) == now // (3600 * SECOND):
+            assert by_entry.get(name, [])[: len(plan.emit)] == list(plan.emit), "what its policy says, oldest first"
+    assert len(by_entry["e0001"]) >= 5
+    assert {len(times) for name, times in by_entry.items() if int(name[1:]) % 2 == 0} <= {1, 2}
+    sizes = [sum(result == "emitted" for _, result in batch.results) for batch in batches]
+    assert max(sizes) <= BATCH + 6, "so that the lease is renewed in between: by each of them"
+    assert sum(sizes) >= 6000
+    assert {header["fencebeat_token"] for header in queued(client)} == {fence.term.token}
+    assert queued(client, "live")[-1]["fencebeat_fire_time"] > ended - 3 * SECOND, "new ticks do not starve"
+    scores = {score for name, score in client.zrange(fence.keys.due, 0, -1, withscores=True) if name != "live"}
+    assert len(scores) > 1900, "jitter spreads what comes next"
+
+
 # --- overlap, jitter, rate
 
 
@@ -352,6 +424,7 @@ def test_s27_a_tick_with_jitter_is_due_later_and_keeps_its_fire_time(app, fence,
     times = [header["fencebeat_fire_time"] for header in queued(client)]
     assert len(times) >= 3
     assert all(at % (3600 * SECOND) == 0 and entry.due_at(at) <= fence.now() for at in times)
+    assert {header["eta"] for header in queued(client)} == {None}, "the scheduler waits, and not the message"
     following = entry.next_after(times[-1])
     assert client.zscore(fence.keys.due, entry.name) == -(-entry.due_at(following) // 1000)
 

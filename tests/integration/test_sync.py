@@ -166,6 +166,25 @@ def test_an_edit_in_the_middle_makes_it_read_again(fence) -> None:
     assert list(memory.stored) == ["d"]
 
 
+def test_s17_a_mark_that_moves_while_the_schedule_is_compared_never_falls(fence) -> None:
+    """By whatever moves it without a new generation: a commit whose request was on its way."""
+    synchronise(fence, lines(2))
+    moved = []
+
+    class Moving(Counted):
+        def count(self, *request):
+            if not moved:
+                moved.append(fence.now() + 5 * SECOND)
+                fence.client.hset(fence.keys.last, "e0000", moved[0])
+            return super().count(*request)
+
+    worker = Moving(fence)
+    for _ in worker.synchronise(fence.term, ScheduleMemory(lines(2, args=[1])), complete=False):
+        pass
+    assert len(worker.sent) == 2
+    assert fence.mark("e0000") == moved[0]
+
+
 def test_a_schedule_that_never_stands_still_is_given_up(fence) -> None:
     class Restless(Counted):
         def count(self, *request):

@@ -4,9 +4,11 @@ import json
 import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from celery import Celery, Task
+from celery.app.amqp import AMQP
 from celery.beat import BeatLazyFunc
 from celery.canvas import Signature
 from celery.signals import after_task_publish, before_task_publish, task_sent
@@ -222,6 +224,25 @@ def test_an_application_that_sends_in_its_own_way_keeps_it(redis_url, renderer) 
         assert fast(renderer(app), line()) is None
 
 
+class OwnNow(Celery):
+    """An application with its own clock."""
+
+    def now(self):
+        """The time, but who knows."""
+        return super().now()
+
+
+class OwnAmqp(AMQP):
+    """Makes messages in its own way."""
+
+
+@pytest.mark.parametrize("make", [OwnNow, partial(Celery, amqp=OwnAmqp)])
+def test_an_application_with_its_own_clock_or_amqp_keeps_it(redis_url, renderer, make) -> None:
+    with make("own", broker=redis_url, set_as_current=False) as app:
+        app.finalize()
+        assert fast(renderer(app), line()) is None
+
+
 @pytest.mark.parametrize(
     "routes", [lambda *_args, **_kwargs: None, [{"t.*": {"queue": "a"}}, lambda *_args, **_kwargs: None]]
 )
@@ -229,7 +250,7 @@ def test_a_router_that_is_a_function_is_asked_each_time(make_app, renderer, rout
     assert fast(renderer(make_app(task_routes=routes)), line()) is None
 
 
-@pytest.mark.parametrize("method", ["apply_async", "shadow_name"])
+@pytest.mark.parametrize("method", ["apply_async", "shadow_name", "_get_exec_options"])
 def test_a_task_that_overrides_how_it_is_sent_is_asked_each_time(make_app, renderer, method) -> None:
     app = make_app()
 
@@ -240,6 +261,18 @@ def test_a_task_that_overrides_how_it_is_sent_is_asked_each_time(make_app, rende
 
     @app.task(name="t.work", base=base, shared=False)
     def work(*_args, **_kwargs):
+        """Do nothing."""
+
+    ours = renderer(app)
+    assert fast(ours, line()) is None
+    assert fast(ours, line("other", task="t.other")) is not None
+
+
+def test_a_task_whose_arguments_are_models_is_asked_each_time(make_app, renderer) -> None:
+    app = make_app()
+
+    @app.task(name="t.work", pydantic=True, shared=False)
+    def work(*_args: int, **_kwargs: str):
         """Do nothing."""
 
     ours = renderer(app)
@@ -276,10 +309,21 @@ def test_arguments_that_are_computed_are_computed_each_time(make_app, renderer) 
     assert fast(ours, line("other", kwargs={"a": BeatLazyFunc(lambda: 7)})) is None
 
 
-def test_an_absolute_expiry_is_found_by_the_render_an_hour_later(make_app, renderer) -> None:
+def test_an_absolute_expiry_is_found_by_the_render_an_hour_later(make_app, renderer, monkeypatch) -> None:
     """Its header stands still, but how long the broker may keep the message does not."""
+
+    class Standing(datetime):
+        """Both renders come at one moment, so that only the hour between them tells."""
+
+        @classmethod
+        def now(cls, tz=None):
+            return at.astimezone(tz)
+
+    at = Standing.fromtimestamp(1_796_070_000, UTC)
+    monkeypatch.setattr("celery.app.base.datetime", Standing)
     ours = renderer(make_app())
-    entry = line(options={"expires": datetime.now(UTC) + timedelta(days=1)})
+    entry = line(options={"expires": at + timedelta(days=1)})
+    assert fast(ours, line("other")) is not None
     assert fast(ours, entry) is None
     assert len(ours.render(entry, FIRE_TIME, 7)[1].commands) == 1
 

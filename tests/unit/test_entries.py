@@ -65,6 +65,11 @@ def test_the_name_of_the_generation_is_refused() -> None:
     assert len(refused) == 1
 
 
+def test_the_name_of_an_extra_run_is_refused() -> None:
+    _, (error,) = read_schedule({"e!now": LINE})
+    assert "may not be called 'e!now'" in str(error)
+
+
 def test_the_version_changes_with_the_arguments_and_the_timing_does_not() -> None:
     before, after = entry_of("e", {**LINE, "args": (1,)}), entry_of("e", {**LINE, "args": (2,)})
     assert before.version != after.version
