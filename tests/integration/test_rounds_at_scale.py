@@ -379,8 +379,10 @@ def test_f38_everything_is_due_after_six_hours_down(app, fence, client) -> None:
     by_entry: dict[str, list[int]] = {}
     for header in queued(client):
         by_entry.setdefault(header["fencebeat_entry"], []).append(header["fencebeat_fire_time"])
+    hour = 3600 * SECOND
+    steady = now % hour > 61 * SECOND and ended // hour == now // hour  # else more comes due while they go out
     for name, plan in open_times.items():
-        if name != "live" and ended // (3600 * SECOND) == now // (3600 * SECOND):
+        if name != "live" and steady:
             assert by_entry.get(name, [])[: len(plan.emit)] == list(plan.emit), "what its policy says, oldest first"
     assert len(by_entry["e0001"]) >= 5
     assert {len(times) for name, times in by_entry.items() if int(name[1:]) % 2 == 0} <= {1, 2}
