@@ -101,8 +101,8 @@ GUARDS = (
     commit(
         name="commit-mark-in-batch",
         breaks="I1a",
-        text="local mark = marks[tick.entry] or call('HGET', last, tick.entry)",
-        instead="local mark = call('HGET', last, tick.entry)",
+        text="local mark = marks[tick.entry] or stored[i]",
+        instead="local mark = stored[i]",
         tests=on("test_the_same_tick_twice_in_one_batch_is_queued_once"),
     ),
     commit(
@@ -157,8 +157,8 @@ GUARDS = (
     commit(
         name="commit-first-write-needs-memory",
         breaks="I2",
-        text="each(new_marks, function(...)",
-        instead="redis.call('DEL', last .. ':none') each(new_marks, function(...)",
+        text="each(new_marks, function(_, ...)",
+        instead="redis.call('DEL', last .. ':none') each(new_marks, function(_, ...)",
         tests=on("test_a_full_server_refuses_the_whole_batch"),
     ),
     commit(

@@ -14,7 +14,7 @@ May import: kombu, redis. Must never know: terms, entries, scripts.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kombu import Connection
 from kombu.transport import redis as transport
@@ -30,8 +30,7 @@ _SCRIPTS = frozenset({"EVALSHA", "SCRIPT LOAD"})  # kombu's only script on this 
 _TOPOLOGY = "_kombu.binding"
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """One command that kombu would have sent. `key` is complete, kombu's global prefix included."""
 
     name: Literal["lpush", "pexpire", "publish", "xadd"]  # xadd: the outbox's, which kombu does not know

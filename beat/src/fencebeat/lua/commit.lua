@@ -52,53 +52,54 @@ if not lease or not sender_now or not tolerance or not whole(keep) then
 end
 
 -- The batch, read before anything is judged: a malformed request changes nothing.
-local at = 10
-local function take()
-  at = at + 1
-  local value = ARGV[at]
-  if value == nil then error('the request ends in the middle of a tick') end
-  return value
+-- Tables are made with all their fields at once: one that grows costs the server as much as a command.
+local at = 10 -- the last argument that was read
+local function number(value, what)
+  return whole(value) or error('not ' .. what .. ': ' .. tostring(value))
 end
-local function number(what)
-  return whole(take()) or error('not ' .. what)
-end
-local function number_or_never()
-  local value = take()
+local function number_or_never(value)
   if value == '' then return nil end
-  return whole(value) or error('not a time: ' .. value)
+  return number(value, 'a time')
 end
 local WANTED = {lpush = 'list', pexpire = 'list', xadd = 'stream'}
-local function read_tick()
-  local tick = {kind = take(), entry = take(), version = take(), digest = take()}
-  if tick.kind == 'emit' then
-    tick.fire = number('a fire time')
-    tick.following = number_or_never()
-    tick.task_id, tick.message_id, tick.guarded = take(), take(), take()
-    tick.queues, tick.commands = {}, {}
-    for i = 1, number('a number of queues') do tick.queues[i] = take() end
-    for i = 1, number('a number of commands') do
-      local command = {name = take(), where = take(), value = take()}
-      if WANTED[command.name] then
-        command.key = KEYS[9 + (whole(command.where) or error('not the index of a key'))] or error('no such key')
-        if command.name == 'pexpire' and not whole(command.value) then error('not a time limit') end
-      else
-        if command.name ~= 'publish' then error('not a command') end
-        command.key = command.where
-      end
-      tick.commands[i] = command
-    end
-  else
-    if tick.kind ~= 'pass' then error('neither emit nor pass') end
-    tick.first = number('a fire time')
-    tick.fire = number('a fire time')
-    tick.count = number('a count')
-    tick.following = number_or_never()
-    tick.outcome, tick.reason = take(), take()
+local function read_command()
+  local name, where, value = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  at = at + 3
+  if WANTED[name] then
+    if name == 'pexpire' then number(value, 'a time limit') end
+    return {name = name, value = value, key = KEYS[9 + number(where, 'the index of a key')] or error('no such key')}
   end
+  if name ~= 'publish' then error('not a command') end
+  return {name = name, value = value, key = where}
+end
+local function read_tick()
+  local kind, entry, version, digest = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+  if kind == 'emit' then
+    local fire, queues, commands = number(ARGV[at + 5], 'a fire time'), {}, {}
+    local tick = {
+      kind = kind, entry = entry, version = version, digest = digest, fire = fire, stamp = text(fire),
+      following = number_or_never(ARGV[at + 6]), task_id = ARGV[at + 7], message_id = ARGV[at + 8],
+      guarded = ARGV[at + 9], queues = queues, commands = commands, held = false, result = false,
+    }
+    at = at + 10
+    for i = 1, number(ARGV[at], 'a number of queues') do queues[i] = ARGV[at + i] end
+    at = at + #queues + 1
+    for i = 1, number(ARGV[at], 'a number of commands') do commands[i] = read_command() end
+    return tick
+  end
+  if kind ~= 'pass' then error('neither emit nor pass') end
+  local fire = number(ARGV[at + 6], 'a fire time')
+  local tick = {
+    kind = kind, entry = entry, version = version, digest = digest, first = number(ARGV[at + 5], 'a fire time'),
+    fire = fire, stamp = text(fire), count = number(ARGV[at + 7], 'a count'),
+    following = number_or_never(ARGV[at + 8]), outcome = ARGV[at + 9], reason = ARGV[at + 10],
+  }
+  at = at + 10
   return tick
 end
 local ticks = {}
 for i = 1, assert(whole(ARGV[10]), 'not a number of ticks') do ticks[i] = read_tick() end
+if at ~= #ARGV then error('the request ends in the middle of a tick, or has more than its ticks') end
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -125,6 +126,15 @@ if seen ~= '' then
 end
 if sender_now > now + tolerance then return {'clock', text(now)} end
 
+local function each(values, call) -- in calls that Lua's stack bears
+  for from = 1, #values, 500 do call(from - 1, unpack(values, from, math.min(from + 499, #values))) end
+end
+local names, stored = {}, {} -- stored: of each tick, the mark that its entry has now
+for i, tick in ipairs(ticks) do names[i] = tick.entry end
+each(names, function(before, ...)
+  for i, mark in ipairs(call('HMGET', last, ...)) do stored[before + i] = mark end
+end)
+
 local kinds, stops, marks, refused = {}, {}, {}, {}
 local stopping = call('HLEN', flags) > 1 + call('HEXISTS', flags, 'renewed') -- any scope at all
 local pausing = call('HLEN', paused) > 0
@@ -149,15 +159,15 @@ local function stopped(tick)
   for _, queue in ipairs(tick.queues) do reason = reason or stop_of('queue:' .. queue) end
   return reason or nil
 end
-local function is_version(stored, tick)
-  if not stored then return false end
-  if tick.digest ~= '' and redis.sha1hex(stored) == tick.digest then return true end -- the very text; spares reading it
-  local known, definition = pcall(cjson.decode, stored)
+local function is_version(text, tick)
+  if not text then return false end
+  if tick.digest ~= '' and redis.sha1hex(text) == tick.digest then return true end -- the very text; spares reading it
+  local known, definition = pcall(cjson.decode, text)
   return known and type(definition) == 'table' and definition.version == tick.version
 end
-local function decide(tick)
+local function decide(tick, i)
   if not is_version(call('HGET', entries, tick.entry), tick) then return 'changed' end
-  local mark = marks[tick.entry] or call('HGET', last, tick.entry)
+  local mark = marks[tick.entry] or stored[i]
   if not mark then return 'changed' end
   if type(mark) == 'string' then
     mark = whole(mark)
@@ -177,9 +187,9 @@ end
 
 local STAYS = {changed = true, held = true, early = true, refused = true}
 local moved, nexts, sent, pushed, lists, others = {}, {}, {}, {}, {}, {}
-for _, tick in ipairs(ticks) do
+for i, tick in ipairs(ticks) do
   local result, broken = refused[tick.entry], nil
-  if not result then result, broken = decide(tick) end
+  if not result then result, broken = decide(tick, i) end
   if broken then return {'unusable', last, 'the mark of ' .. broken .. ' is no time'} end
   tick.result = result
   if STAYS[result] then
@@ -189,7 +199,7 @@ for _, tick in ipairs(ticks) do
     marks[tick.entry] = tick.fire
     nexts[tick.entry] = tick.following or false
     if result == 'emitted' then
-      sent[#sent + 1], sent[#sent + 2] = tick.entry, text(tick.fire)
+      sent[#sent + 1], sent[#sent + 2] = tick.entry, tick.stamp
       for _, command in ipairs(tick.commands) do
         if command.name == 'lpush' then
           local list = lists[command.key]
@@ -207,9 +217,6 @@ for _, tick in ipairs(ticks) do
 end
 
 -- From here on only writes. The first one needs memory, so a full server refuses the batch there or not at all.
-local function each(values, call) -- in calls that Lua's stack bears
-  for from = 1, #values, 500 do call(unpack(values, from, math.min(from + 499, #values))) end
-end
 local new_marks, new_times, over = {}, {}, {}
 for _, entry in ipairs(moved) do
   new_marks[#new_marks + 1], new_marks[#new_marks + 2] = entry, text(marks[entry])
@@ -219,9 +226,9 @@ for _, entry in ipairs(moved) do
     over[#over + 1] = entry
   end
 end
-each(new_marks, function(...) call('HSET', last, ...) end)
+each(new_marks, function(_, ...) call('HSET', last, ...) end)
 for _, key in ipairs(pushed) do
-  each(lists[key], function(...) call('LPUSH', key, ...) end)
+  each(lists[key], function(_, ...) call('LPUSH', key, ...) end)
 end
 for _, command in ipairs(others) do
   if command.name == 'xadd' then
@@ -230,23 +237,23 @@ for _, command in ipairs(others) do
     call(string.upper(command.name), command.key, command.value)
   end
 end
-each(sent, function(...) call('HSET', emitted, ...) end)
+each(sent, function(_, ...) call('HSET', emitted, ...) end)
 for _, tick in ipairs(ticks) do
   if tick.result == 'duplicate' and tick.following and not tick.held then
     call('ZADD', due, 'GT', text(math.ceil(tick.following / 1000)), tick.entry)
   end
 end
-each(new_times, function(...) call('ZADD', due, ...) end)
-each(over, function(...) call('ZREM', due, ...) end)
+each(new_times, function(_, ...) call('ZADD', due, ...) end)
+each(over, function(_, ...) call('ZREM', due, ...) end)
 local reply = {'committed', text(now)}
 for i, tick in ipairs(ticks) do
   local result = tick.result
   reply[i + 2] = result
   if result == 'emitted' and tick.guarded == '' then
-    call('XADD', audit, 'MAXLEN', '~', keep, '*', 'outcome', result, 'entry', tick.entry, 'fire_time', text(tick.fire),
+    call('XADD', audit, 'MAXLEN', '~', keep, '*', 'outcome', result, 'entry', tick.entry, 'fire_time', tick.stamp,
       'token', token, 'holder', holder, 'task_id', tick.task_id, 'message_id', tick.message_id)
   else
-    local fields = {'outcome', result, 'entry', tick.entry, 'fire_time', text(tick.fire), 'token', token,
+    local fields = {'outcome', result, 'entry', tick.entry, 'fire_time', tick.stamp, 'token', token,
       'holder', holder}
     local function add(name, value)
       if value then fields[#fields + 1], fields[#fields + 2] = name, value end
