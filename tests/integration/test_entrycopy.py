@@ -70,7 +70,9 @@ def test_the_first_look_copies_everything_in_pages(copier, effects, schedule, fe
     assert kept(effects) == ({f"e{number}" for number in range(8)}, {"e3"})
     assert effects.copied_entries() == Version(fence.term.token, generation(fence))
     assert max(len(call.entries) for call in effects.calls) == 3
-    assert [call.last for call in effects.calls] == [False, False, True]
+    lasts = [call.last for call in effects.calls]  # how many pages there are depends on how the server scans its hash
+    assert len(lasts) >= 3
+    assert lasts.index(True) == len(lasts) - 1
     assert effects.past().entries["e1"] == fence.client.hget(fence.keys.entries, "e1")
 
 
