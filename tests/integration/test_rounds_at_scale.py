@@ -324,7 +324,7 @@ def test_s26_a_backlog_of_any_size_yields_what_the_policy_says_and_the_entry_liv
         drain(rounds, fence.term)
         counts = Counter(header["fencebeat_entry"] for header in queued(client))
         assert most <= counts["e0000"] <= most + 5  # seconds go by meanwhile
-        assert counts["slow"] == (1000 if policy == "all" else 1 if policy == "latest" else counts["slow"])
+        assert counts["slow"] in {"latest": (1, 2), "all": (1000, 1001)}.get(policy, (0, 1))  # a minute may go by, too
         passed = [r for r in fence.audit() if r["outcome"] in ("skipped", "superseded") and r["entry"] == "e0000"]
         assert sum(int(record["count"]) for record in passed) + counts["e0000"] >= 5 * 3600
         set_back(fence, ["e0000"], 2)
