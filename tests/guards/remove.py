@@ -16,9 +16,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -28,6 +30,10 @@ from tests.support.servers import running
 TABLE = ROOT / "docs" / "guards.md"
 LIMIT = 300
 """Seconds for the tests of one guard."""
+NO_TESTS = 5
+"""What pytest ends with where nothing was selected."""
+ALL = 1800
+"""Seconds for all of them with every guard in place."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,15 @@ def copy(folder: Path) -> None:
             target.write_bytes(source.read_bytes())
 
 
-def run_tests(folder: Path, tests: tuple[str, ...], *more: str) -> subprocess.CompletedProcess[str]:
+def run_tests(
+    folder: Path, tests: tuple[str, ...], *more: str, redis_url: str = "", limit: float = LIMIT
+) -> subprocess.CompletedProcess[str]:
     """Pytest in `folder`, with that folder's product before the one that is installed."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
     path = os.pathsep.join(str(folder / part) for part in ("beat/src", "."))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    if redis_url:
+        environment["REDIS_URL"] = redis_url
     try:
         return subprocess.run(
             [*command, *more, *tests],
@@ -62,7 +72,7 @@ def run_tests(folder: Path, tests: tuple[str, ...], *more: str) -> subprocess.Co
             env=environment,
             capture_output=True,
             text=True,
-            timeout=LIMIT,
+            timeout=limit,
             check=False,
         )
     except subprocess.TimeoutExpired as slow:
@@ -70,14 +80,14 @@ def run_tests(folder: Path, tests: tuple[str, ...], *more: str) -> subprocess.Co
         return subprocess.CompletedProcess(command, 124, said, "")
 
 
-def without(folder: Path, guard: Guard) -> Death:
+def without(folder: Path, guard: Guard, redis_url: str = "") -> Death:
     """Take one guard away in `folder`, run its tests, and put it back."""
     changed = patched(folder, guard)
     before = {path: path.read_text() for path in changed}
     try:
         for path, text in changed.items():
             path.write_text(text)
-        done = run_tests(folder, guard.tests, "-x", "--timeout", "60")
+        done = run_tests(folder, guard.tests, "-x", "--timeout", "60", redis_url=redis_url)
     finally:
         for path, text in before.items():
             path.write_text(text)
@@ -151,6 +161,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="guards, or beginnings of their names; all where none is named")
     parser.add_argument("--list", action="store_true", help="show the guards and end")
     parser.add_argument("--changed", action="store_true", help="only guards in files that differ from HEAD")
+    parser.add_argument("--jobs", type=int, default=2, help="guards that are taken away at once, each in its own copy")
     options = parser.parse_args()
     todo = chosen(options.names, changed=options.changed)
     if options.list:
@@ -160,23 +171,38 @@ def main() -> int:
         patched(ROOT, guard)  # a guard that has moved fails before anything runs
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fencebeat-guards-")))
-        tree = folder / "tree"
-        copy(tree)
-        proper(tree)
-        if "REDIS_URL" not in os.environ:  # one server for all of them; the tests empty its databases
-            os.environ["REDIS_URL"] = stack.enter_context(running("valkey", folder / "valkey")).redis_url
+        jobs = 1 if "REDIS_URL" in os.environ else options.jobs  # one server has databases for one of them only
+        places: SimpleQueue[tuple[Path, str]] = SimpleQueue()
+        for number in range(1, jobs + 1):  # each with a server of its own: the tests empty its databases
+            tree = folder / f"tree-{number}"
+            copy(tree)
+            proper(tree)
+            places.put((tree, stack.enter_context(running("valkey", folder / f"valkey-{number}")).redis_url))
         tests = tuple(dict.fromkeys(test for guard in todo for test in guard.tests))
-        whole = run_tests(tree, tests, "--timeout", "120")
-        if whole.returncode != 0:
-            print(whole.stdout[-6000:], whole.stderr[-2000:])  # noqa: T201 - a command
-            print("these tests fail with all guards in place, so their death would prove nothing")  # noqa: T201
-            return 2
+        tree, redis_url = places.get()
+        beside = ("-n", str(jobs), "-m", "not timed")  # each process with a server of its own
+        alone = ("-m", "timed")  # they hold promised times against the clock
+        for more, url in ((beside, "" if jobs > 1 else redis_url), (alone, redis_url)):
+            whole = run_tests(tree, tests, "--timeout", "120", *more, redis_url=url, limit=ALL)
+            if whole.returncode not in (0, NO_TESTS):
+                print(whole.stdout[-6000:], whole.stderr[-2000:])  # noqa: T201 - a command
+                print("these tests fail with all guards in place, so their death would prove nothing")  # noqa: T201
+                return 2
+        places.put((tree, redis_url))
+
+        def one(guard: Guard) -> Death:
+            tree, redis_url = places.get()
+            try:
+                return without(tree, guard, redis_url)
+            finally:
+                places.put((tree, redis_url))
+
         deaths = []
-        for guard in todo:
-            death = without(tree, guard)
-            deaths.append(death)
-            said = ", ".join(death.died) or f"NOT MISSED by {', '.join(guard.tests)}\n{death.trouble}"
-            print(f"{guard.name:32} {said}", flush=True)  # noqa: T201 - a command
+        with ThreadPoolExecutor(jobs) as pool:
+            for death in pool.map(one, todo):
+                deaths.append(death)
+                said = ", ".join(death.died) or f"NOT MISSED by {', '.join(death.guard.tests)}\n{death.trouble}"
+                print(f"{death.guard.name:32} {said}", flush=True)  # noqa: T201 - a command
     missed = sum(bool(death.died) for death in deaths)
     print(f"{missed} of {len(deaths)} guards were missed by a test")  # noqa: T201 - a command
     TABLE.write_text(table(deaths, TABLE.read_text() if TABLE.exists() else ""))
