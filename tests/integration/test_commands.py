@@ -107,9 +107,31 @@ def test_explain_tells_a_time_that_is_no_fire_time_and_one_that_has_not_come(fen
     assert json.loads(fencebeat("explain", "e", "2001-01-01T00:00:00", "--json")[1])["outcome"] == "forgotten"
 
 
+def test_explain_tells_what_became_of_an_extra_run(fencebeat, fence) -> None:
+    at = fence.now()
+    tick = f"e!now@{at // SECOND}.{at % SECOND:06d}".rstrip("0")
+    assert json.loads(fencebeat("explain", tick, "--json")[1])["outcome"] == "pending"
+    fence.client.xadd(fence.keys.audit, {"outcome": "asked", "entry": "e", "fire_time": at, "reason": "one run now"})
+    emitted = {"entry": "e", "token": 100, "holder": "host:1", "tick": tick, "message_id": "m", "reason": "asked for"}
+    fence.client.xadd(fence.keys.audit, {"outcome": "extra", **emitted})
+    told = json.loads(fencebeat("explain", tick, "--json")[1])
+    assert (told["outcome"], told["token"], told["message_id"]) == ("extra", 100, "m")
+    assert "put on the queue by host:1 under token 100; asked for" in fencebeat("explain", tick)[1]
+
+
+def test_explain_leaves_out_what_was_asked_beside_the_tick(fencebeat, fence) -> None:
+    base = (fence.now() // SECOND - 5) * SECOND
+    fence.commit(fence.emission(fence.entry("e", mark=base), base + SECOND))
+    beside = {"outcome": "asked", "entry": "e", "fire_time": base + SECOND, "reason": "one run now"}
+    fence.client.xadd(fence.keys.audit, beside)
+    told = json.loads(fencebeat("explain", f"e@{base // SECOND + 1}", "--json")[1])
+    assert [record["outcome"] for record in told["records"]] == ["emitted"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
+        (("explain", "e"), 2, "say which tick"),
         (("explain", "nobody", "1767225600"), 2, "There is no entry nobody."),
         (("schedule", "next", "nobody"), 2, "There is no entry nobody."),
         (("explain", "e", "tomorrow"), 2, "is no time"),

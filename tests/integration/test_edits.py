@@ -13,8 +13,8 @@ from fencebeat.errors import (
     ClocksDiffer,
     EntryExists,
     EntryMoves,
+    NoPast,
     StaticEntry,
-    StoreUnknown,
     UnknownEntry,
     UnusableEntry,
     UnusableRecord,
@@ -376,7 +376,7 @@ def test_s14_a_host_whose_clock_is_off_edits_nothing(fence, seconds) -> None:
 def test_a_store_that_lost_its_past_is_not_edited(fence, schedule, record) -> None:
     fence.client.hdel(getattr(fence.keys, record), "generation")
     before = fence.everything()
-    with pytest.raises(StoreUnknown):
+    with pytest.raises(NoPast, match="Start a beat"):
         schedule.add("e", line())
     assert fence.everything() == before
 

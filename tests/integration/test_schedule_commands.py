@@ -198,6 +198,7 @@ def test_remove_asks_first(fencebeat, fence, schedule, monkeypatch) -> None:
     assert fencebeat("schedule", "remove", "nightly", "--json")[0] == 2
     monkeypatch.setattr("typer.confirm", _refuses)
     assert fencebeat("schedule", "remove", "nightly")[0] == 1
+    assert "Nothing was done." in fencebeat("schedule", "remove", "nightly")[2]
     assert schedule.find("nightly").text
     assert fencebeat("schedule", "remove", "nightly", "--yes")[0] == 0
     assert schedule.find("nightly").text is None
@@ -230,6 +231,9 @@ def test_backfill_shows_first_and_emits_only_when_told(fencebeat, fence, schedul
     assert fence.client.hlen(fence.keys.requests) == 3
     code, _, err = fencebeat(*span, "--yes", "--limit", "2")
     assert (code, "more than 2 fire times" in " ".join(err.split())) == (4, True)
+    backwards = ("schedule", "backfill", "nightly", "--from", "2026-01-02", "--to", "2026-01-01")
+    assert "--to is before --from" in fencebeat(*backwards)[2]
+    assert "No fire time in that range" in fencebeat(*span[:4], "2099-01-01", "--to", "2099-01-02")[1]
 
 
 # --- reading

@@ -209,6 +209,12 @@ def test_building_the_scheduler_opens_nothing_and_starts_no_thread(app, client, 
     assert real.tick() == 0
 
 
+def test_settings_that_cannot_work_end_celery_s_banner_with_their_sentences(app) -> None:
+    app.conf.update(fencebeat_lock="zookeeper", fencebeat_renew_every=9.0)
+    with pytest.raises(SystemExit, match=r"must be redis or etcd.* must leave room"):  # all rules, no traceback
+        _ = Scheduler(app, lazy=True).info
+
+
 def test_tick_returns_zero_and_close_can_be_called_again(app, client, namespace) -> None:
     scheduler = Scheduler(app)
     while client.llen(namespace) == 0:

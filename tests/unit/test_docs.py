@@ -11,13 +11,16 @@ import pytest
 import typer
 from celery.bin.celery import celery
 
+import fencebeat
 from config.settings import Settings
 from fencebeat.cli.entry import application
+from fencebeat.keys import Keys
 from ops.cli.stopping import duration
 from ops.smoke import RUNS
 from tests.support.golden import DOCS, Place, questions
 
 ROOT = Path(__file__).parents[2]
+LIBRARY = ROOT / "beat/src/fencebeat"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "beat/README.md", *DOCS.rglob("*.md")])
 QUESTIONS = questions()
 
@@ -96,7 +99,8 @@ def test_make_targets_exist(words):
     targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
     target, *variables = words
     assert target in targets
-    assert {variable.split("=")[0] for variable in variables} <= {"CORPUS", "ONCE", "ARGS", "PYTHON"}
+    known = {"CORPUS", "ONCE", "ARGS", "PYTHON", "GUARDS", "RUNS", "SEEDS"}
+    assert {variable.split("=")[0] for variable in variables} <= known
 
 
 @pytest.mark.parametrize("words", commands_of("celery"))
@@ -164,9 +168,57 @@ def test_the_table_of_settings_has_every_setting():
     assert named == set(variables_of_settings()) | {"EMBEDDER_API_KEY"}  # a secret that is read where it is used
 
 
+def first_cells(page, word):
+    """What the rows of the page's tables name in their first column, where it is `word` and more."""
+    rows = re.findall(r"^\| ((?:`[^`|]+`(?:, )?)+) \|", page.read_text(), re.MULTILINE)
+    return {name for name in CODE.findall(" ".join(rows)) if name.startswith(word)}
+
+
+def test_the_library_s_readme_has_every_setting():
+    """Asked of the code: each name that is read from `app.conf`, in full or by its last word."""
+    source = "\n".join(path.read_text() for path in LIBRARY.rglob("*.py"))
+    read = set(re.findall(r'(?:conf\.get|number)\(\s*"(fencebeat_\w+)"', source))
+    read |= {f"fencebeat_{name}" for name in ("renew_every", "margin", "call_timeout")}
+    assert len(read) > 15
+    assert first_cells(ROOT / "beat/README.md", "fencebeat_") == read
+
+
+def commands_under(command, *names):
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands_under(below, *names, name)
+    if not hasattr(command, "commands") or command.invoke_without_command:
+        yield " ".join(names), command.callback.__module__
+
+
+def test_the_library_s_readme_has_every_command_of_the_library(command):
+    page = (ROOT / "beat/README.md").read_text()
+    ours = {name for name, module in commands_under(command) if module.startswith("fencebeat.cli")}
+    assert len(ours) > 20
+    assert [name for name in sorted(ours) if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_the_library_s_readme_has_every_key_and_no_other():
+    keys = Keys("{ns}")
+    names = {getattr(keys, name) for name, member in vars(Keys).items() if isinstance(member, property)}
+    page = ROOT / "beat/README.md"
+    assert first_cells(page, "{ns}:") | first_cells(page, "lock") == names
+
+
+def test_the_map_of_the_library_has_every_module():
+    modules = {path.stem for path in LIBRARY.glob("*.py")} - {"__init__"}
+    packages = {path.parent.name for path in LIBRARY.glob("*/__init__.py")}
+    named = set(re.findall(r"\w+", fencebeat.__doc__))
+    assert modules | packages <= named
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_variables_in_the_docs_exist(page):
-    known = set(variables_of_settings()) | {"EMBEDDER_API_KEY", "FENCEBEAT_JAVA_HOME", "FENCEBEAT_CACHE", "FENCEBEAT_FAST_PATH"}
+    known = set(variables_of_settings()) | {
+        "EMBEDDER_API_KEY",
+        "FENCEBEAT_JAVA_HOME",
+        "FENCEBEAT_CACHE",
+        "FENCEBEAT_FAST_PATH",
+    }
     assert set(re.findall(r"\bFENCEBEAT_[A-Z_]+\b", page.read_text())) <= known
 
 

@@ -78,9 +78,12 @@ class Configuration:
             for name in ("renew_every", "margin", "call_timeout")
             if conf.get(f"fencebeat_{name}") is not None
         }
+        try:
+            timing = LeaseTiming.of(lease, **apart)
+        except ImpossibleConfiguration as error:
+            raise ImpossibleConfiguration(rules=" ".join([*broken, str(error.facts["rules"])])) from None
         if broken:
             raise ImpossibleConfiguration(rules=" ".join(broken))
-        timing = LeaseTiming.of(lease, **apart)
         return cls(
             namespace=namespace,
             timing=timing,

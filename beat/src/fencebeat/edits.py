@@ -29,8 +29,8 @@ from fencebeat.errors import (
     ClocksDiffer,
     EntryExists,
     EntryMoves,
+    NoPast,
     StaticEntry,
-    StoreUnknown,
     TooMany,
     UnknownEntry,
     UnusableRecord,
@@ -107,7 +107,7 @@ class Schedule:
     which this host's clock and the store's may differ. by: who edits, for the records.
 
     Every method is one or a few bounded requests and raises, with nothing changed: UnknownEntry, UnusableEntry,
-    ClocksDiffer, EntryMoves, StoreUnknown (the store lost its past, or no beat ever ran), UnusableRecord; and
+    ClocksDiffer, EntryMoves, NoPast (the store lost its past, or no beat ever ran), UnusableRecord; and
     StoreUnreachable, where it is not known whether the change was made.
     """
 
@@ -307,7 +307,7 @@ class Schedule:
                 case "clock":
                     raise ClocksDiffer(seconds=abs(host_now - int(reply[1])) / SECOND)
                 case "unknown":
-                    raise StoreUnknown(record=reply[1], why="it has no generation. Start a beat, which recovers it")
+                    raise NoPast(record=reply[1])
         raise EntryMoves(name=name, attempts=ATTEMPTS)
 
 

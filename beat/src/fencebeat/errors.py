@@ -135,6 +135,13 @@ class StoreUnknown(Retryable):
     """
 
 
+class NoPast(StoreUnknown):
+    """Nothing was done: {record} has no generation, so there is no past to count from.
+    No beat has led here yet, or the store lost its data. Start a beat (`celery -A proj beat -S fencebeat`), which
+    makes or recovers it, then try again.
+    """
+
+
 class ClockRefused(Retryable):
     """This host's clock is ahead of the store's time ({server} us), so nothing was emitted.
     Set both clocks by NTP; this process leads again when they agree.

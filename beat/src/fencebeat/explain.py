@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from typing import Any
 
-from fencebeat.entries import Entry
+from fencebeat.entries import EXTRA, Entry
 from fencebeat.errors import UnknownEntry
 from fencebeat.store import Store
 from fencebeat.ticks import instant, task_id, tick_id
@@ -12,6 +13,8 @@ from fencebeat.ticks import instant, task_id, tick_id
 Record = Mapping[str, str]
 
 _DECIDES = ("emitted", "unroutable", "paused", "skipped", "superseded")
+_BESIDE = ("asked", "held", "removed")
+"""Records that name the entry's mark of the moment, and decide nothing about the tick there."""
 _SLACK_MS = 1000
 """The store's clock may have stepped back a little between a decision and its record."""
 
@@ -41,6 +44,8 @@ def explain(store: Store, namespace: str, entries: Mapping[str, Entry], name: st
 
     Raises UnknownEntry where neither the configuration, the store nor the audit knows the entry; StoreUnreachable.
     """
+    if name.endswith(EXTRA):
+        return _extra(store, namespace, name, fire_time)
     mark = store.marks().get(name)
     records = tuple(_about(store, name, fire_time))
     entry = entries.get(name)
@@ -67,6 +72,30 @@ def explain(store: Store, namespace: str, entries: Mapping[str, Entry], name: st
     )
 
 
+def _extra(store: Store, namespace: str, name: str, fire_time: int) -> Explanation:
+    """The story of an extra run (`run-now`), which has a tick of its own beside the schedule, and one record."""
+    tick = tick_id(name, fire_time)
+    recent = takewhile(lambda record: int(record[0].split("-")[0]) >= fire_time // 1000 - _SLACK_MS, store.audit())
+    records = tuple({"id": identity, **fields} for identity, fields in recent if fields.get("tick") == tick)
+    facts: Record = records[0] if records else {}
+    why = f"put on the queue by {facts['holder']} under token {facts['token']}" if "message_id" in facts else ""
+    return Explanation(
+        tick=tick,
+        entry=name,
+        fire_time=instant(fire_time),
+        outcome=facts.get("outcome", "pending"),
+        why="; ".join(filter(None, (why, facts.get("reason")))) or _NOT_ANSWERED,
+        task_id=task_id(namespace, name, fire_time),
+        token=int(facts["token"]) if "token" in facts else None,
+        holder=facts.get("holder"),
+        message_id=facts.get("message_id"),
+        records=records,
+    )
+
+
+_NOT_ANSWERED = "no leader has answered it: none leads, the request was lost with Redis, or nobody asked for this run"
+
+
 def _about(store: Store, name: str, fire_time: int) -> Iterator[dict[str, str]]:
     """Audit records that concern the tick, newest first. Nothing is decided about a tick before its fire time."""
     tick = tick_id(name, fire_time)
@@ -81,6 +110,8 @@ def _about(store: Store, name: str, fire_time: int) -> Iterator[dict[str, str]]:
         elif fields.get("outcome") == "gap":
             if fields.get("entry", name) == name and _covers(fields, fire_time):
                 yield record
+        elif fields.get("outcome") in _BESIDE:
+            continue
         elif fields.get("entry") == name and "fire_time" in fields and _covers(fields, fire_time):
             yield record
 

@@ -89,7 +89,10 @@ class Scheduler(beat.Scheduler):
     @property
     def info(self) -> str:
         """For Celery's banner."""
-        facts = (self._configuration or Configuration.of(self.app)).describe()
+        try:
+            facts = (self._configuration or Configuration.of(self.app)).describe()
+        except ImpossibleConfiguration as error:
+            raise SystemExit(str(error)) from None  # before anything runs: its sentences, not a traceback of Celery's
         return "\n".join(f"    . {name} -> {value}" for name, value in facts.items())
 
     @property

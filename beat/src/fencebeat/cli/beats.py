@@ -168,12 +168,21 @@ def _stop(scope: str, flag: "Flag") -> dict[str, Any]:
 def explain(
     context: typer.Context,
     entry: Annotated[str, typer.Argument(help="Name of the entry.")],
-    time: Annotated[str, typer.Argument(help="Fire time: ISO 8601 (UTC where it says nothing else), or seconds.")],
+    time: Annotated[
+        str | None, typer.Argument(help="Fire time: ISO 8601 (UTC where it says nothing else), or seconds.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what became of one tick: emitted by whom, under which token, as which message; or why not."""
+    """Tell what became of one tick: emitted by whom, under which token, as which message; or why not.
+
+    The tick may also be named as one word, as other commands show it: ENTRY@SECONDS.
+    """
     from fencebeat.explain import explain as explain_tick  # noqa: PLC0415 - imports redis
 
+    if time is None:
+        entry, _, time = entry.rpartition("@")
+        if not entry:
+            raise typer.BadParameter("say which tick: `explain ENTRY TIME`, or `explain ENTRY@SECONDS`.")
     fire_time = read_instant(time)
     with asked(context) as given:
         story = explain_tick(given.store, given.configuration.namespace, given.entries, entry, fire_time)

@@ -198,7 +198,12 @@ def run_now(context: typer.Context, name: Name, as_json: AsJson = False) -> None
     with asked(context) as given:
         request = given.schedule.run_now(name)
     data = {"entry": name, "tick": request.id, "asked_by": request.by}
-    answer(data, as_json, lambda console: console.print(f"asked for {escape(request.id)}"))
+
+    def text(console: Console) -> None:
+        console.print(f"asked for {escape(request.id)}; what became of it:")
+        console.print(f"fencebeat explain '{escape(request.id)}'", soft_wrap=True)
+
+    answer(data, as_json, text)
 
 
 def backfill(  # noqa: PLR0917 - typer's, by name
@@ -218,6 +223,8 @@ def backfill(  # noqa: PLR0917 - typer's, by name
     schedule.
     """
     begin, end = read_instant(first), read_instant(last)
+    if end < begin:
+        raise typer.BadParameter("--to is before --from.")
     with asked(context) as given:
         if yes:
             times = [request.fire_time for request in given.schedule.backfill(name, begin, end, limit=limit)]
@@ -230,7 +237,10 @@ def backfill(  # noqa: PLR0917 - typer's, by name
             console.print(instant(at))
         if len(times) > 20:
             console.print(f"... {len(times):,} in all")
-        console.print("asked for" if yes else f"{len(times)} would be emitted; --yes does it")
+        if not times:
+            console.print("No fire time in that range is decided yet; those to come are left to the schedule.")
+        else:
+            console.print(f"{len(times):,} asked for" if yes else f"{len(times):,} would be emitted; --yes does it")
 
     answer(data, as_json, text)
 

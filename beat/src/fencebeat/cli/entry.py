@@ -1,6 +1,7 @@
 """The application of typer, its root options, and the one place where errors become text and exit codes."""
 
 import json
+import logging
 import sys
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -56,6 +57,8 @@ def application() -> typer.Typer:
 def run(argv: list[str]) -> int:
     """Run one command; returns its exit code."""
     as_json = "--json" in argv
+    # The pool of connections logs each failed attempt; the error that ends the command says it once.
+    logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
     command = typer.main.get_command(application())
     try:
         result = command.main(args=argv, prog_name="fencebeat", standalone_mode=False)
@@ -63,6 +66,7 @@ def run(argv: list[str]) -> int:
         _show(error.as_dict(), str(error), as_json)
         return _code(error)
     except typer.Abort:
+        _show({"error": "Abort", "message": "Nothing was done."}, "Nothing was done.", as_json)
         return Exit.FAILED
     except BrokenPipeError:  # the reader of our output has gone
         sys.stderr.close()

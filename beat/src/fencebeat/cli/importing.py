@@ -51,10 +51,9 @@ def import_redbeat(
     with asked(context) as given:
         address = url or conf.get("redbeat_redis_url")
         client = Broker(address).client(TIMEOUT, name="fencebeat-import") if address else given.client
+        where = prefix or conf.get("redbeat_key_prefix") or PREFIX
         try:
-            rows = [
-                _take(given, found, yes) for found in read(client, prefix or conf.get("redbeat_key_prefix") or PREFIX)
-            ]
+            rows = [_take(given, found, yes) for found in read(client, where)]
         finally:
             if client is not given.client:
                 client.close()
@@ -68,6 +67,9 @@ def import_redbeat(
             table.add_row(
                 *(escape(str(row[key] or "-")) for key in ("entry", "outcome", "schedule", "last_run", "next"))
             )
+        if not rows:
+            console.print(f"RedBeat has no entries under {escape(where)} there.")
+            return
         console.print(table)
         for row in rows:
             if row["why"]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # imports Celery, which `fencebeat --help` must not
 
 WIDE = 130  # columns from which zone, task and policy are shown, too; `--json` always has them
 PAGE = 1000
+NAME = 24  # columns that an entry's name keeps before it is folded
 LIMIT = 200
 
 
@@ -61,7 +62,8 @@ def list_entries(
         if console.width >= WIDE:
             headings[1:1] = ["zone", "task", "catchup", "source"]
         table = Table(box=None, pad_edge=False)
-        table.add_column("entry", overflow="fold")
+        longest = max((len(row["entry"]) for row in rows), default=0)
+        table.add_column("entry", overflow="fold", min_width=min(longest, NAME))
         for heading in headings:
             table.add_column(heading, no_wrap=True)
         for row in rows:
