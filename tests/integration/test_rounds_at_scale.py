@@ -1,4 +1,4 @@
-"""Rounds with many entries, many terms and many faults: S15, S20, S21, S22, S26, overlap, and the guard of the rate."""
+"""Rounds with many entries, many terms and many faults: S15, S20, S21, S22, S26, jitter, and the guard of the rate."""
 
 import json
 import logging
@@ -395,26 +395,7 @@ def test_f38_everything_is_due_after_six_hours_down(app, fence, client) -> None:
     assert len(scores) > 1900, "jitter spreads what comes next"
 
 
-# --- overlap, jitter, rate
-
-
-def test_a_tick_that_would_overlap_is_passed_over_with_the_reason(app, fence, client) -> None:
-    entries = lines(2, 1.0, catchup="all", overlap="skip")
-    asked = []
-
-    def held(entry, fire_time):
-        asked.append((entry.name, fire_time))
-        return "its last run is still going" if entry.name == "e0000" else None
-
-    with leader(app, fence, entries, held=held) as rounds:
-        rounds.run(fence.term)
-        mark = set_back(fence, entries, 3)
-        drain(rounds, fence.term)
-    assert {header["fencebeat_entry"] for header in queued(client)} == {"e0001"}
-    skipped = [record for record in fence.audit() if record["outcome"] == "skipped"]
-    assert {(r["entry"], r["reason"]) for r in skipped} == {("e0000", "its last run is still going")}
-    assert fence.mark("e0000") >= mark + 3 * SECOND
-    assert ("e0000", mark + SECOND) in asked
+# --- jitter, rate
 
 
 def test_s27_a_tick_with_jitter_is_due_later_and_keeps_its_fire_time(app, fence, client) -> None:

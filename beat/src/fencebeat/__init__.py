@@ -5,7 +5,7 @@ the leader), `scheduler` (how Celery drives them). The rest stands in rooms arou
 
     leadership      lease, locks/, elector, watchdog (and its process _watch), jumps
     schedule        firetimes, solar, catchup: pure · schedules, entries: what people write · edits, redbeat: changes
-    one round       rounds, planner, quarantine, requests (extra runs), schedule_memory, sync, schedule_watch
+    one round       rounds, planner, overlap, quarantine, requests (extra runs), schedule_memory, sync, schedule_watch
     messages        ticks: identity · render, capture: Celery's own path · templates, message_template, plainness: fast
     records         keys, scripts, lua/, connection, store · explain: the story of a tick
     stops           flags (an effect store has the truth), flagmemory (Redis alone)

@@ -24,6 +24,7 @@ from fencebeat.connection import clock_difference
 from fencebeat.entries import lines_of, read_schedule
 from fencebeat.errors import FencebeatError, Fenced, ImpossibleConfiguration, StoreUnknown, StoreUnreachable
 from fencebeat.lease import Term
+from fencebeat.overlap import refusal
 from fencebeat.scripts import address, asking
 from fencebeat.store import Store
 from fencebeat.ticks import instant
@@ -103,6 +104,9 @@ def _entries(app: Celery, configuration: Configuration) -> Iterator[Finding]:
         yield Finding("entries", "refused", error.what, f"Correct {error.facts['name']} in beat_schedule.")
     if not refused:
         yield Finding("entries", "ok", f"{len(entries)} can be scheduled")
+    for error in filter(None, (refusal(app, entry) for entry in entries.values())):
+        repair = "Make its task a GuardedTask and set fencebeat_claims, or let it overlap."
+        yield Finding("overlap", "refused", error.what, repair)
 
 
 def _outbox(configuration: Configuration) -> Iterator[Finding]:

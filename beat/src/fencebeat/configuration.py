@@ -19,6 +19,7 @@ from fencebeat.flagmemory import OnUnknown
 from fencebeat.keys import Keys
 from fencebeat.lease import LeaseTiming, Lock
 from fencebeat.locks.redis import RedisLock
+from fencebeat.overlap import WAIT
 
 OUTBOX_LIMIT = 10_000
 """Rows that may wait in the outbox before emission waits, too: about 20 MB of Redis."""
@@ -41,6 +42,7 @@ class Configuration:
     broker: Broker  # the Redis of lock, schedule and outbox: the broker itself, where that is Redis
     outbox: bool = False  # the broker is another one, so messages go through the outbox
     outbox_limit: int = OUTBOX_LIMIT  # rows
+    overlap_wait: float = WAIT  # seconds; see `overlap`
     fast_path: bool = True  # messages from proven templates (see `templates`)
 
     @classmethod
@@ -72,6 +74,7 @@ class Configuration:
         broken += filter(None, [refusal])
         tolerance = number("fencebeat_clock_tolerance", TOLERANCE)
         lease = number("fencebeat_lease", 5.0)
+        overlap_wait = number("fencebeat_overlap_wait", WAIT)
         limit = round(number("fencebeat_outbox_limit", OUTBOX_LIMIT, of="rows"))
         apart = {
             name: number(f"fencebeat_{name}", lease)
@@ -97,6 +100,7 @@ class Configuration:
             broker=records,
             outbox=outbox,
             outbox_limit=limit,
+            overlap_wait=overlap_wait,
             fast_path=bool(conf.get("fencebeat_fast_path", os.environ.get("FENCEBEAT_FAST_PATH", "1") != "0")),
         )
 

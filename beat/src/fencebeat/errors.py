@@ -135,6 +135,12 @@ class StoreUnknown(Retryable):
     """
 
 
+class OverlapUnknown(Retryable):
+    """Nobody can tell whether the last tick of {name} is still under way, so the next one waits: {why}
+    It stays due. Look at the store that fencebeat_claims names.
+    """
+
+
 class NoPast(StoreUnknown):
     """Nothing was done: {record} has no generation, so there is no past to count from.
     No beat has led here yet, or the store lost its data. Start a beat (`celery -A proj beat -S fencebeat`), which

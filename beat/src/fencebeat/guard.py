@@ -298,6 +298,11 @@ def _put_back(task: Task, tick: Tick, seconds: float) -> NoReturn:
     raise Ignore
 
 
+def is_guarded(app: Celery, task: str) -> bool:
+    """Whether workers claim the ticks of this task. A task that is not known here is not."""
+    return isinstance(app.tasks.get(task), GuardedTask)
+
+
 def guard(app: Celery, names: Iterable[str]) -> None:
     """Guard tasks that somebody else has written, by name; those that are registered later, too.
 

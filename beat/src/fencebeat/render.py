@@ -19,7 +19,7 @@ from fencebeat.capture import Captured, Sink, capturing
 from fencebeat.clock import Clock
 from fencebeat.entries import Entry
 from fencebeat.errors import StoreUnreachable
-from fencebeat.guard import GuardedTask
+from fencebeat.guard import is_guarded
 from fencebeat.templates import Templates
 from fencebeat.ticks import task_id, tick_id, traceparent
 
@@ -94,7 +94,7 @@ class Renderer:
     def guarded(self, entry: Entry) -> bool:
         """Whether a worker would find a further copy of the entry's ticks claimed."""
         if entry.task not in self._guarded:
-            self._guarded[entry.task] = isinstance(self._app.tasks.get(entry.task), GuardedTask)
+            self._guarded[entry.task] = is_guarded(self._app, entry.task)
         return self._guarded[entry.task]
 
     def sent(self, identities: list[str]) -> None:

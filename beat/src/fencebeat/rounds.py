@@ -24,7 +24,8 @@ from fencebeat.firetimes import SECOND
 from fencebeat.history import record, recording
 from fencebeat.jumps import JumpWatch
 from fencebeat.lease import Term
-from fencebeat.planner import Held, Planner, nothing_in_the_way
+from fencebeat.overlap import Overlap
+from fencebeat.planner import Planner, nothing_in_the_way
 from fencebeat.quarantine import Quarantine
 from fencebeat.render import Renderer
 from fencebeat.requests import Requests
@@ -84,16 +85,17 @@ class Rounds:
         leading: Callable[[], Term | None],
         extended: Callable[[Term, float], None],
         flags_generation: Callable[[], int | None],
-        held: Held = nothing_in_the_way,
+        overlap: Overlap | None = None,
         requests: Requests | None = None,
         jumps: JumpWatch | None = None,
     ) -> None:
-        """entries: of the configuration. held: see `planner.Held`. requests: what answers extra runs, if anything."""
+        """entries: of the configuration. overlap: what knows of ticks under way. requests: what answers extra runs."""
         self.signals = RoundSignals()
         self.memory = ScheduleMemory(entries)
         self.quarantine = Quarantine(clock)
-        self._store, self._renderer, self._planner = store, renderer, Planner(renderer, held)
-        self._synchroniser, self._requests = store.synchroniser(), requests
+        self._planner = Planner(renderer, overlap.held if overlap is not None else nothing_in_the_way)
+        self._store, self._renderer = store, renderer
+        self._synchroniser, self._requests, self._overlap = store.synchroniser(), requests, overlap
         self._clock, self._tolerance = clock, tolerance
         self._leading, self._extended, self._flags_generation = leading, extended, flags_generation
         self._synced: Term | None = None
@@ -122,28 +124,33 @@ class Rounds:
                 self._commit(self._open)  # its reply was lost: what it did is answered `duplicate`
                 return 0.0
             self._open = None  # of a term that is over: the store refuses it
-        if not self._page:
-            due = self._store.due(term, PAGE + len(self.quarantine))
-            answered = self._clock.elapsed()
-            self._check_clocks(due.now)
-            self._reading = self._news(term, due)
-            if self._reading is not None:
-                return 0.0
-            self._page_now = due.now
-            self._page.extend(due.marks.items())
-            if len(self.quarantine):
-                self._page = deque(pair for pair in self._page if not self.quarantine.holds(pair[0]))
-            more = (
-                self._requests is not None and self._leading() == term and self._requests.serve(term, self.memory.get)
-            )
-            if not self._page:
-                self.quarantine.flush(self._store, term)
-                return 0.0 if more else self._until(due, answered)
+        if not self._page and (pause := self._turn_page(term)) is not None:
+            return pause
         decisions = tuple(self._decide(term))
         if decisions and self._leading() == term:
             self._commit(Batch(term, decisions))
         self.quarantine.flush(self._store, term)
         return 0.0
+
+    def _turn_page(self, term: Term) -> float | None:
+        """Ask what is due. Returns how long to wait where there is nothing to decide now, else None."""
+        due = self._store.due(term, PAGE + len(self.quarantine))
+        answered = self._clock.elapsed()
+        self._check_clocks(due.now)
+        self._reading = self._news(term, due)
+        if self._reading is not None:
+            return 0.0
+        self._page_now = due.now
+        self._page.extend(due.marks.items())
+        if len(self.quarantine):
+            self._page = deque(pair for pair in self._page if not self.quarantine.holds(pair[0]))
+        if self._overlap is not None and self._page:
+            self._overlap.look((entry for name, _ in self._page if (entry := self.memory.get(name))), due.now)
+        more = self._requests is not None and self._leading() == term and self._requests.serve(term, self.memory.get)
+        if self._page:
+            return None
+        self.quarantine.flush(self._store, term)
+        return 0.0 if more else self._until(due, answered)
 
     def forget(self) -> None:
         """Drop everything that belongs to a lost term; the store is asked anew."""

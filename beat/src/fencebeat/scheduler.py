@@ -45,6 +45,7 @@ from fencebeat.jumps import JumpWatch
 from fencebeat.lease import Term
 from fencebeat.outbox import Publisher
 from fencebeat.outbox_capture import OutboxRenderer
+from fencebeat.overlap import Overlap
 from fencebeat.recovery import Recovery
 from fencebeat.render import Renderer
 from fencebeat.requests import Requests
@@ -201,6 +202,7 @@ class Election:
             leading=self.elector.leading,
             extended=self.elector.extended,
             flags_generation=self._flags_generation,
+            overlap=Overlap(app, client, keys, configuration.overlap_wait),
             requests=Requests(
                 client,
                 keys,
@@ -219,6 +221,7 @@ class Election:
 
     def start(self) -> None:
         """Start the threads. The campaign begins with the first turn."""
+        self.rounds.memory.digest  # noqa: B018 - now: with 100,000 entries it takes seconds, and nobody waits yet
         gc.collect()
         gc.freeze()  # configuration and entries stay for good: looking through them again and again stops everything
         if self.keeper is not None:

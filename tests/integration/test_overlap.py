@@ -1,0 +1,170 @@
+"""Entries with `"overlap": "skip"`: real rounds on a real server, the claims in memory."""
+
+import json
+
+import pytest
+import redis
+from celery import Celery
+
+from fencebeat.checks import check
+from fencebeat.claims.memory import MemoryClaims
+from fencebeat.claims.port import Tick
+from fencebeat.clock import ManualClock, SystemClock
+from fencebeat.entries import read_schedule
+from fencebeat.errors import StoreUnreachable
+from fencebeat.guard import GuardedTask
+from fencebeat.overlap import Overlap
+from fencebeat.ticks import task_id
+from tests.support.fences import SECOND, Fence
+from tests.support.leading import drain, leader
+
+
+def work():
+    """Do nothing."""
+
+
+@pytest.fixture
+def client(redis_url):
+    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=10, socket_connect_timeout=5) as made:
+        yield made
+
+
+@pytest.fixture
+def fence(client, namespace):
+    made = Fence.sealed(client, namespace)
+    client.pexpire(made.keys.lock, 600_000)
+    return made
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(wall=SystemClock().wall())
+
+
+@pytest.fixture
+def claims(clock, monkeypatch):
+    """The store of claims of the application."""
+    made = MemoryClaims(clock)
+    monkeypatch.setattr("fencebeat.overlap.claims_of", lambda _app: (None, made))
+    return made
+
+
+@pytest.fixture
+def app(redis_url, namespace, claims):
+    with Celery("overlap", broker=redis_url, set_as_current=False) as made:
+        made.conf.update(result_expires=None, fencebeat_namespace=namespace)
+        made.task(name="t", base=GuardedTask)(work)
+        made.task(name="plain")(work)
+        made.finalize()
+        yield made
+
+
+@pytest.fixture
+def entries():
+    def line(task, overlap):
+        policies = {"catchup": "all", "overlap": overlap}
+        return {"task": task, "schedule": 1.0, "options": {"queue": "q"}, "fencebeat": policies}
+
+    lines = {"one": line("t", "skip"), "free": line("t", "allow"), "plain": line("plain", "skip")}
+    read, refused = read_schedule(lines)
+    assert refused == []
+    return read
+
+
+def set_back(fence, names, seconds):
+    """As if the entries had not been looked at for so long; returns the mark."""
+    mark = (fence.now() // SECOND - seconds) * SECOND
+    fence.client.hset(fence.keys.last, mapping=dict.fromkeys(names, mark))
+    fence.client.zadd(fence.keys.due, dict.fromkeys(names, mark // 1000 + 1))
+    return mark
+
+
+def emitted(fence, name):
+    """Fire times of an entry's messages, oldest first."""
+    headers = [json.loads(text)["headers"] for text in reversed(fence.client.lrange("q", 0, -1))]
+    return [header["fencebeat_fire_time"] for header in headers if header["fencebeat_entry"] == name]
+
+
+def skipped(fence, name):
+    return [r["reason"] for r in fence.audit() if r["outcome"] == "skipped" and r["entry"] == name]
+
+
+def claim(claims, fence, name, fire_time):
+    tick = Tick(name, fire_time, fence.term.token, task_id(fence.keys.namespace, name, fire_time))
+    claims.claim(tick, "worker:1", 60.0)
+    return tick
+
+
+@pytest.fixture
+def rounds(app, fence, client, entries):
+    chosen = {name: entry for name, entry in entries.items() if name != "plain"}
+    with leader(app, fence, chosen, overlap=Overlap(app, client, fence.keys)) as made:
+        drain(made, fence.term)
+        client.delete("q")
+        yield made
+
+
+def test_of_several_open_ticks_one_is_sent_and_the_others_say_why_not(rounds, fence) -> None:
+    mark = set_back(fence, ["one", "free"], 3)
+    drain(rounds, fence.term)
+    assert emitted(fence, "one") == [mark + SECOND]
+    assert len(emitted(fence, "free")) >= 3
+    assert "is sent just now" in skipped(fence, "one")[0]
+
+
+@pytest.mark.parametrize(("state", "said"), [("queued", "waits for a worker"), ("running", "is run by worker:1")])
+def test_while_the_last_tick_is_not_finished_the_next_is_passed_over(rounds, fence, claims, state, said) -> None:
+    mark = set_back(fence, ["one"], 2)
+    drain(rounds, fence.term)
+    if state == "running":
+        claim(claims, fence, "one", mark + SECOND)
+    at = fence.mark("one")
+    set_back(fence, ["one"], 0)
+    fence.client.hset(fence.keys.last, "one", at - SECOND)
+    fence.client.zadd(fence.keys.due, {"one": at // 1000})
+    drain(rounds, fence.term)
+    assert emitted(fence, "one") == [mark + SECOND]
+    assert any(said in reason for reason in skipped(fence, "one"))
+
+
+@pytest.mark.parametrize("end", ["closed", "older than the wait"])
+def test_after_its_end_or_the_wait_the_next_tick_is_sent(rounds, fence, claims, end) -> None:
+    last = (
+        fence.now() // SECOND * SECOND - 4000 * SECOND if end != "closed" else fence.now() // SECOND * SECOND - SECOND
+    )
+    fence.client.hset(fence.keys.emitted, "one", last)
+    if end == "closed":
+        tick = claim(claims, fence, "one", last)
+        claims.close(tick.task_id, 1, "succeeded")
+    mark = set_back(fence, ["one"], 1)
+    drain(rounds, fence.term)
+    assert emitted(fence, "one")[:1] == [mark + SECOND]
+
+
+def test_while_nobody_can_tell_the_tick_stays_due_and_others_go_on(rounds, fence, claims, monkeypatch) -> None:
+    def silent(_ids):
+        raise StoreUnreachable(store="Postgres", seconds=1, why="gone", address="x")
+
+    monkeypatch.setattr(claims, "look", silent)
+    mark = set_back(fence, ["one", "free"], 2)
+    drain(rounds, fence.term)
+    assert emitted(fence, "one") == []
+    assert fence.mark("one") == mark
+    assert emitted(fence, "free")
+    assert rounds.quarantine.holds("one")
+
+
+def test_an_entry_whose_task_claims_nothing_is_left_alone_and_named_by_check(app, fence, client, entries) -> None:
+    chosen = {"plain": entries["plain"]}
+    with leader(app, fence, chosen, overlap=Overlap(app, client, fence.keys)) as rounds:
+        drain(rounds, fence.term)
+        set_back(fence, ["plain"], 2)
+        drain(rounds, fence.term)
+        assert emitted(fence, "plain") == []
+        assert rounds.quarantine.holds("plain")
+    app.conf.beat_schedule = {
+        "plain": {"task": "plain", "schedule": 1.0, "fencebeat": {"overlap": "skip"}},
+    }
+    (found,) = [finding for finding in check(app, SystemClock(), 1.0) if finding.check == "overlap"]
+    assert found.level == "refused"
+    assert "plain is not a GuardedTask" in found.says
