@@ -108,7 +108,7 @@ GUARDS = (
     commit(
         name="commit-version",
         breaks="I2",
-        text="if not is_version(call('HGET', entries, tick.entry), tick) then return 'changed' end",
+        text="if not is_version(definitions[i], tick) then return 'changed' end",
         instead="",
         tests=on("test_s17_a_tick_of_another_version_is_not_emitted_and_stays_due"),
     ),

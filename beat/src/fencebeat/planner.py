@@ -3,7 +3,6 @@
 May raise whatever rendering raises; the caller leaves the entry alone then, and what was decided before stands.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -18,8 +17,6 @@ log = logging.getLogger(__name__)
 
 Held = Callable[[Entry, int], str | None]
 """Why a tick of an entry that must not overlap is passed over (entry, fire time); None: nothing is in its way."""
-REMEMBERED = 20_000
-"""Entries whose digest is kept; a hash of a definition costs more than all else about a tick."""
 
 
 def nothing_in_the_way(_entry: Entry, _fire_time: int) -> str | None:
@@ -60,7 +57,6 @@ class Planner:
 
     def __init__(self, renderer: Renderer, held: Held = nothing_in_the_way) -> None:
         self._renderer, self._held = renderer, held
-        self._digests: dict[str, tuple[Entry, str]] = {}
         self.guard = RateGuard()
 
     def decide(self, term: Term, entry: Entry, mark: int, now: int, room: int) -> Iterator[Decision]:
@@ -72,7 +68,6 @@ class Planner:
         starts = [*(run.first for run in plan.passed), *plan.emit]
         if not starts:
             return
-        digest = self._digest(entry)
         after = entry.next_after(starts[-1] if plan.emit else plan.passed[-1].last)
         nexts = iter([*starts[1:], after])
         for run in plan.passed:
@@ -80,7 +75,6 @@ class Planner:
             yield Pass(
                 entry=entry.name,
                 version=entry.version,
-                digest=digest,
                 first=run.first,
                 last=run.last,
                 count=run.count,
@@ -91,14 +85,13 @@ class Planner:
         for fire_time, following in islice(zip(plan.emit, nexts, strict=True), max(0, room)):
             due = None if following is None else entry.due_at(following)
             if entry.overlap == "skip" and (reason := self._held(entry, fire_time)) is not None:
-                yield Pass(entry.name, entry.version, fire_time, fire_time, 1, due, "skipped", reason, digest)
+                yield Pass(entry.name, entry.version, fire_time, fire_time, 1, due, "skipped", reason)
                 continue
             self.guard.check(entry.name, fire_time)
             identity, message = self._renderer.render(entry, fire_time, term.token)
             yield Emission(
                 entry=entry.name,
                 version=entry.version,
-                digest=digest,
                 fire_time=fire_time,
                 following=due,
                 task_id=identity,
@@ -109,17 +102,3 @@ class Planner:
     def forget(self) -> None:
         """A term is over."""
         self.guard = RateGuard()
-
-    def _digest(self, entry: Entry) -> str:
-        known = self._digests.get(entry.name)
-        if known is not None and known[0] is entry and known[1]:
-            return known[1]
-        if len(self._digests) >= REMEMBERED:
-            self._digests.clear()
-        if known is None or known[0] is not entry:
-            self._digests[entry.name] = (entry, "")  # for one tick, reading the definition costs the store less
-            return ""
-        text = entry.definition.encode(errors="replace")  # as the client writes it
-        digest = hashlib.sha1(text, usedforsecurity=False).hexdigest()  # the one that Redis has
-        self._digests[entry.name] = (entry, digest)
-        return digest

@@ -48,7 +48,6 @@ class Emission:
     task_id: str
     message: Captured
     guarded: bool = False  # a copy of it would find the worker's claim
-    digest: str = ""  # SHA-1 of the stored definition that it was computed from; empty: the version is compared
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ class Pass:
     following: int | None
     outcome: str
     reason: str
-    digest: str = ""  # see Emission
 
 
 Decision = Emission | Pass
@@ -232,7 +230,7 @@ def _emission(tick: Emission, queues: _Queues) -> list[Any]:
         where = command.key if command.name == "publish" else queues.index(command.key)
         commands.extend((command.name, where, command.value))
     return [
-        *("emit", tick.entry, tick.version, tick.digest, tick.fire_time, _time(tick.following), tick.task_id),
+        *("emit", tick.entry, tick.version, tick.fire_time, _time(tick.following), tick.task_id),
         *(tick.message.message_id, "1" if tick.guarded else "", len(tick.message.queues), *tick.message.queues),
         *(len(tick.message.commands), *commands),
     ]
@@ -240,7 +238,7 @@ def _emission(tick: Emission, queues: _Queues) -> list[Any]:
 
 def _pass(run: Pass) -> list[Any]:
     return [
-        *("pass", run.entry, run.version, run.digest, run.first, run.last, run.count, _time(run.following)),
+        *("pass", run.entry, run.version, run.first, run.last, run.count, _time(run.following)),
         *(run.outcome, run.reason),
     ]
 

@@ -5,9 +5,9 @@ duplicate can be refused whoever sends it.
 """
 
 import hashlib
-import json
 import uuid
 from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii as as_json
 
 from fencebeat.firetimes import SECOND
 
@@ -22,7 +22,8 @@ def tick_id(entry: str, fire_time: int) -> str:
 
 def task_id(namespace: str, entry: str, fire_time: int) -> str:
     """The Celery task id of a tick: the same in every process and after every loss of data."""
-    digest = hashlib.sha1(_NAMESPACE.bytes + json.dumps([namespace, entry, fire_time]).encode(), usedforsecurity=False)
+    name = f"[{as_json(namespace)}, {as_json(entry)}, {fire_time}]"
+    digest = hashlib.sha1(_NAMESPACE.bytes + name.encode(), usedforsecurity=False)
     return as_uuid(digest.digest()[:16], version=5)  # `uuid.uuid5`, without an object for each
 
 

@@ -14,13 +14,13 @@
 --
 -- ARGV  token, nonce, `lock` or `term` (what carries the term), lease in ms, holder, sender's clock in us, tolerance in us,
 --       flags generation that the sender read (empty: no effect store), most audit records, number of ticks; then for each
---         emit, entry, version, SHA-1 of the definition it was computed from (empty: not known), fire time,
---               when it is next due (us; empty: never), task id, message id, 1 where its task is guarded (else empty),
+--         emit, entry, version, fire time, when it is next due (us; empty: never), task id, message id, 1 where its task
+--               is guarded (else empty),
 --               number of queues, queues, number of commands, then for each: lpush, index of its key, message
 --                                                                          pexpire, index of its key, ms
 --                                                                          publish, channel, message
 --                                                                          xadd, index of its key, message
---         pass, entry, version, SHA-1, first fire time, last fire time, how many, when it is next due, outcome, reason
+--         pass, entry, version, first fire time, last fire time, how many, when it is next due, outcome, reason
 -- Returns {fenced, token sealed}, {unknown, record}, {clock, server time} for the batch, and then nothing is decided; else
 --       {committed, server time, outcome of each tick}: emitted, unroutable, paused (by a stop), duplicate, or a pass's own
 --       outcome; changed (another version is stored), held (the entry is paused), early (later than the server's time),
@@ -73,28 +73,28 @@ local function read_command()
   return {name = name, value = value, key = where}
 end
 local function read_tick()
-  local kind, entry, version, digest = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+  local kind, entry, version = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   if kind == 'emit' then
-    local fire, queues, commands = number(ARGV[at + 5], 'a fire time'), {}, {}
+    local fire, queues, commands = number(ARGV[at + 4], 'a fire time'), {}, {}
     local tick = {
-      kind = kind, entry = entry, version = version, digest = digest, fire = fire, stamp = text(fire),
-      following = number_or_never(ARGV[at + 6]), task_id = ARGV[at + 7], message_id = ARGV[at + 8],
-      guarded = ARGV[at + 9], queues = queues, commands = commands, held = false, result = false,
+      kind = kind, entry = entry, version = version, fire = fire, stamp = text(fire),
+      following = number_or_never(ARGV[at + 5]), task_id = ARGV[at + 6], message_id = ARGV[at + 7],
+      guarded = ARGV[at + 8], queues = queues, commands = commands, held = false, result = false,
     }
-    at = at + 10
+    at = at + 9
     for i = 1, number(ARGV[at], 'a number of queues') do queues[i] = ARGV[at + i] end
     at = at + #queues + 1
     for i = 1, number(ARGV[at], 'a number of commands') do commands[i] = read_command() end
     return tick
   end
   if kind ~= 'pass' then error('neither emit nor pass') end
-  local fire = number(ARGV[at + 6], 'a fire time')
+  local fire = number(ARGV[at + 5], 'a fire time')
   local tick = {
-    kind = kind, entry = entry, version = version, digest = digest, first = number(ARGV[at + 5], 'a fire time'),
-    fire = fire, stamp = text(fire), count = number(ARGV[at + 7], 'a count'),
-    following = number_or_never(ARGV[at + 8]), outcome = ARGV[at + 9], reason = ARGV[at + 10],
+    kind = kind, entry = entry, version = version, first = number(ARGV[at + 4], 'a fire time'),
+    fire = fire, stamp = text(fire), count = number(ARGV[at + 6], 'a count'),
+    following = number_or_never(ARGV[at + 7]), outcome = ARGV[at + 8], reason = ARGV[at + 9],
   }
-  at = at + 10
+  at = at + 9
   return tick
 end
 local ticks = {}
@@ -129,10 +129,11 @@ if sender_now > now + tolerance then return {'clock', text(now)} end
 local function each(values, call) -- in calls that Lua's stack bears
   for from = 1, #values, 500 do call(from - 1, unpack(values, from, math.min(from + 499, #values))) end
 end
-local names, stored = {}, {} -- stored: of each tick, the mark that its entry has now
+local names, stored, definitions = {}, {}, {} -- of each tick: the mark and the definition that its entry has now
 for i, tick in ipairs(ticks) do names[i] = tick.entry end
 each(names, function(before, ...)
   for i, mark in ipairs(call('HMGET', last, ...)) do stored[before + i] = mark end
+  for i, definition in ipairs(call('HMGET', entries, ...)) do definitions[before + i] = definition end
 end)
 
 local kinds, stops, marks, refused = {}, {}, {}, {}
@@ -161,12 +162,13 @@ local function stopped(tick)
 end
 local function is_version(text, tick)
   if not text then return false end
-  if tick.digest ~= '' and redis.sha1hex(text) == tick.digest then return true end -- the very text; spares reading it
+  local ending = '"version": "' .. tick.version .. '"}' -- as `Entry.definition` writes it; spares reading the rest
+  if string.sub(text, -#ending) == ending then return true end
   local known, definition = pcall(cjson.decode, text)
   return known and type(definition) == 'table' and definition.version == tick.version
 end
 local function decide(tick, i)
-  if not is_version(call('HGET', entries, tick.entry), tick) then return 'changed' end
+  if not is_version(definitions[i], tick) then return 'changed' end
   local mark = marks[tick.entry] or stored[i]
   if not mark then return 'changed' end
   if type(mark) == 'string' then
