@@ -351,9 +351,9 @@ class Publisher:
         """Log a lasting trouble once, and its end."""
         if trouble == self._trouble:
             return
+        self._trouble = trouble  # before it is told: who hears of it looks here
         if trouble is None:
             log.info("publishing from the outbox again")
         else:
             log.error("%s", trouble)
             self.signals.troubled.send(trouble)
-        self._trouble = trouble
