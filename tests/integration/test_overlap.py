@@ -53,8 +53,8 @@ def claims(clock, monkeypatch):
 def app(redis_url, namespace, claims):
     with Celery("overlap", broker=redis_url, set_as_current=False) as made:
         made.conf.update(result_expires=None, fencebeat_namespace=namespace)
-        made.task(name="t", base=GuardedTask)(work)
-        made.task(name="plain")(work)
+        made.task(name="t", base=GuardedTask, shared=False)(work)  # else every later application has it
+        made.task(name="plain", shared=False)(work)
         made.finalize()
         yield made
 

@@ -95,7 +95,9 @@ def in_transaction(self, gate=None):
 @app.task(name="retrying", base=GuardedTask, bind=True, max_retries=2)
 def retrying(self, times, throw=True):
     if self.request.retries < times:
-        raise_ = self.retry(countdown=0, exc=ArithmeticError("not yet"), throw=throw)
+        raise_ = self.retry(
+            countdown=0.5, exc=ArithmeticError("not yet"), throw=throw
+        )  # else RETRY may be written last
         return f"again: {raise_}"
     _effect(self)
     return "done"
