@@ -95,9 +95,8 @@ def in_transaction(self, gate=None):
 @app.task(name="retrying", base=GuardedTask, bind=True, max_retries=2)
 def retrying(self, times, throw=True):
     if self.request.retries < times:
-        raise_ = self.retry(
-            countdown=0.5, exc=ArithmeticError("not yet"), throw=throw
-        )  # else RETRY may be written last
+        # Not at once: this run's RETRY would be written over the result of the next one.
+        raise_ = self.retry(countdown=0.5, exc=ArithmeticError("not yet"), throw=throw)
         return f"again: {raise_}"
     _effect(self)
     return "done"
