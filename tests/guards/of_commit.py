@@ -122,7 +122,7 @@ GUARDS = (
     commit(
         name="commit-stop",
         breaks="I8",
-        text="if tick.reason then return 'paused' end",
+        text="    tick.reason = stop\n    return 'paused'\n",
         instead="",
         tests=on("test_a_stop_holds_the_tick_back_at_every_level_and_records_it"),
     ),

@@ -333,13 +333,18 @@ def test_a_repeated_commit_does_not_put_a_paused_entry_back_among_the_due_ones(f
 
 def test_the_last_emitted_tick_is_kept_apart_from_what_was_passed_over(fence, base) -> None:
     entry, other = fence.entry(mark=base), fence.entry("other", mark=base)
+    before = fence.now()
     fence.commit(
-        fence.emission(entry, base + SECOND, guarded=True),
+        fence.emission(entry, base + SECOND, guarded=True, note="the one before has expired"),
         a_pass(entry, base + 2 * SECOND, base + 3 * SECOND),
         fence.emission(other, base + SECOND, message=Captured()),
     )
-    assert fence.client.hgetall(fence.keys.emitted) == {"e": str(base + SECOND)}
+    assert set(fence.client.hgetall(fence.keys.emitted)) == {"e"}
+    fire_time, at = map(int, fence.client.hget(fence.keys.emitted, "e").split())
+    assert fire_time == base + SECOND
+    assert before <= at <= fence.now()
     assert [record.get("guarded") for record in fence.audit()] == ["1", None, None]
+    assert [record.get("reason") for record in fence.audit()][::2] == ["the one before has expired", None]
 
 
 def test_a_batch_of_many_queues_and_entries_keeps_the_order_of_each_queue(fence, base) -> None:

@@ -2,10 +2,12 @@
 
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from queue import Queue
 
 import pytest
 from celery import Celery
+from celery.app.trace import build_tracer
 from celery.exceptions import Ignore
 
 from fencebeat.claims import Claimed
@@ -202,3 +204,22 @@ def test_a_setting_that_cannot_work_is_refused_without_its_secrets(conf, sentenc
         claims_of(app)
 
     assert "s3cret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("seconds", "begins"), [(-1, False), (3600, True), (None, True)])
+def test_a_message_that_expired_while_a_worker_kept_it_is_not_begun(monkeypatch, seconds, begins):
+    store, one, ran = MemoryClaims(ManualClock()), tick(), []
+    monkeypatch.setattr("fencebeat.guard.claims_of", lambda _app: (ClaimSettings("a store", "test", 10.0), store))
+    at = datetime.now(UTC) + timedelta(seconds=seconds) if seconds is not None else None
+    headers = {"id": one.task_id, "expires": at and at.isoformat(), "is_eager": False}
+    named = {f"fencebeat_{name}": getattr(one, name) for name in ("entry", "fire_time", "token")}
+    with Celery("expiring", broker="memory://", set_as_current=False) as app:
+
+        def work():
+            ran.append(1)
+
+        task = app.task(name="t", base=GuardedTask, shared=False, ignore_result=True)(work)
+        app.finalize()
+        build_tracer("t", task, app=app)(one.task_id, (), {}, headers | named)
+    assert bool(ran) is begins
+    assert bool(store.look([one.task_id])) is begins, "a backfill may still run what has expired"

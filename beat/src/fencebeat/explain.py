@@ -131,7 +131,8 @@ def _story(record: Record, published: Record | None = None) -> str:
                 f"written to the outbox by {record['holder']} under token {record['token']}, "
                 f"published by {published['holder']} under token {published['token']}"
             )
-        return f"put on the queue by {record['holder']} under token {record['token']}"
+        note = f"; {record['reason']}" if "reason" in record else ""
+        return f"put on the queue by {record['holder']} under token {record['token']}{note}"
     if record["outcome"] == "unroutable":
         return record.get("reason") or "no queue is bound for its message, so nobody would have received it"
     return record.get("reason", "")

@@ -4,6 +4,7 @@ A guarded task claims its tick before it runs, by the tick's identity and in a s
 
     claimed                  it runs; a thread extends the claim; at the end the claim is closed
     closed                   the tick was run to its end: the message is dropped, that is acknowledged and counted
+    its message has expired  while a worker kept it ready: it is dropped as Celery drops it at its arrival, unclaimed
     held by another attempt  the message is put back on its queue under the same id, for when the lease is over: if that
                              worker dies, this message is all the broker still has
     store does not answer    unknown, so the same, some seconds later: a guarded tick never runs unguarded
@@ -25,10 +26,12 @@ import socket
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 from celery import Celery, Task, current_task
 from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker.request import Request
 
 from fencebeat.claims.heartbeat import Heartbeat
@@ -205,6 +208,9 @@ class GuardedTask(Task):
             return super().__call__(*args, **kwargs)
         if _is_broadcast(self.app, request.delivery_info or {}):
             return super().__call__(*args, **kwargs)
+        if _expired(self.app, request.expires):
+            log.info("tick %s has expired before it began: its message is dropped", _name(tick))
+            raise Ignore
         run = self._claim(tick)
         token = _current.set(CurrentTick(**vars(run.tick), claim=run))
         try:
@@ -272,6 +278,14 @@ class GuardedTask(Task):
         else:
             run.close("succeeded")
         return result
+
+
+def _expired(app: Celery, expires: Any) -> bool:
+    """Whether the moment that a message names (ISO 8601, or a datetime) is over; by this host's clock, as Celery's."""
+    if not expires:
+        return False
+    at: datetime = maybe_make_aware(maybe_iso8601(expires), app.timezone)
+    return datetime.now(UTC) > at
 
 
 def _is_broadcast(app: Celery, delivery: Mapping[str, Any]) -> bool:

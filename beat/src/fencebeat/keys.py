@@ -70,7 +70,7 @@ class Keys:
 
     @property
     def emitted(self) -> str:
-        """Hash: entry -> fire time of its last emitted tick, in microseconds."""
+        """Hash: entry -> fire time of its last emitted tick, a space, when it was emitted; both in microseconds."""
         return self._own("emitted")
 
     @property

@@ -10,18 +10,19 @@ from itertools import islice
 from fencebeat.entries import Entry
 from fencebeat.errors import FiresTooOften
 from fencebeat.lease import Term
+from fencebeat.overlap import Way
 from fencebeat.render import Renderer
 from fencebeat.store import Decision, Emission, Pass
 
 log = logging.getLogger(__name__)
 
-Held = Callable[[Entry, int], str | None]
-"""Why a tick of an entry that must not overlap is passed over (entry, fire time); None: nothing is in its way."""
+Held = Callable[[Entry, int], Way]
+"""Whether a tick of an entry that must not overlap is passed over: entry, fire time."""
 
 
-def nothing_in_the_way(_entry: Entry, _fire_time: int) -> str | None:
+def nothing_in_the_way(_entry: Entry, _fire_time: int) -> Way:
     """No overlap is known of."""
-    return None
+    return Way(blocked=False)
 
 
 class RateGuard:
@@ -84,9 +85,12 @@ class Planner:
             )
         for fire_time, following in islice(zip(plan.emit, nexts, strict=True), max(0, room)):
             due = None if following is None else entry.due_at(following)
-            if entry.overlap == "skip" and (reason := self._held(entry, fire_time)) is not None:
-                yield Pass(entry.name, entry.version, fire_time, fire_time, 1, due, "skipped", reason)
-                continue
+            note = ""
+            if entry.overlap == "skip":
+                blocked, note = self._held(entry, fire_time)
+                if blocked:
+                    yield Pass(entry.name, entry.version, fire_time, fire_time, 1, due, "skipped", note)
+                    continue
             self.guard.check(entry.name, fire_time)
             identity, message = self._renderer.render(entry, fire_time, term.token)
             yield Emission(
@@ -97,6 +101,7 @@ class Planner:
                 task_id=identity,
                 message=message,
                 guarded=self._renderer.guarded(entry),
+                note=note,
             )
 
     def forget(self) -> None:

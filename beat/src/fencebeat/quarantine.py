@@ -44,13 +44,13 @@ class Quarantine:
         self._shown = dict.fromkeys(shown, "")
         self._stale = bool(self._shown)
 
-    def put(self, name: str, reason: str) -> None:
+    def put(self, name: str, reason: str, seconds: float = SECONDS) -> None:
         """Leave an entry alone from now on."""
         now = round(self._clock.wall() * SECOND)
         known = self._cases.get(name)
         since = json.loads(known.record)["since"] if known is not None and known.reason == reason else now
-        facts = {"reason": reason, "since": since, "until": now + round(SECONDS * SECOND)}
-        self._cases[name] = _Case(reason, self._clock.elapsed() + SECONDS, json.dumps(facts))
+        facts = {"reason": reason, "since": since, "until": now + round(seconds * SECOND)}
+        self._cases[name] = _Case(reason, self._clock.elapsed() + seconds, json.dumps(facts))
         self._stale = True
 
     def holds(self, name: str) -> bool:

@@ -12,21 +12,21 @@ that raised: what is due is asked from the store, from the mark on, so a tick be
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
 from fencebeat.clock import Clock
 from fencebeat.entries import Entry
-from fencebeat.errors import ClockRefused, FencebeatError, StoreUnreachable
+from fencebeat.errors import ClockRefused, FencebeatError, OverlapUnknown, StoreUnreachable, UnusableEntry
 from fencebeat.failpoints import failpoint
 from fencebeat.firetimes import SECOND
 from fencebeat.history import record, recording
 from fencebeat.jumps import JumpWatch
 from fencebeat.lease import Term
-from fencebeat.overlap import Overlap
+from fencebeat.overlap import AGAIN, Overlap
 from fencebeat.planner import Planner, nothing_in_the_way
-from fencebeat.quarantine import Quarantine
+from fencebeat.quarantine import SECONDS, Quarantine
 from fencebeat.render import Renderer
 from fencebeat.requests import Requests
 from fencebeat.schedule_memory import ScheduleMemory
@@ -140,12 +140,13 @@ class Rounds:
         self._reading = self._news(term, due)
         if self._reading is not None:
             return 0.0
-        self._page_now = due.now
-        self._page.extend(due.marks.items())
+        names: Collection[str] = due.marks
         if len(self.quarantine):
-            self._page = deque(pair for pair in self._page if not self.quarantine.holds(pair[0]))
-        if self._overlap is not None and self._page:
-            self._overlap.look((entry for name, _ in self._page if (entry := self.memory.get(name))), due.now)
+            names = [name for name in names if not self.quarantine.holds(name)]
+        if self._overlap is not None:  # first: where it raises, the page is asked for again
+            self._overlap.look((entry for name in names if (entry := self.memory.get(name))), due.now)
+        self._page_now = due.now
+        self._page.extend((name, due.marks[name]) for name in names)
         more = self._requests is not None and self._leading() == term and self._requests.serve(term, self.memory.get)
         if self._page:
             return None
@@ -230,6 +231,10 @@ class Rounds:
             except StoreUnreachable:
                 self._page.clear()
                 raise
+            except OverlapUnknown as error:
+                self._leave_alone(name, error.what, seconds=AGAIN)
+            except UnusableEntry as error:
+                self._leave_alone(name, error.what)
             except Exception as error:  # whatever one entry raises, the others go on
                 log.exception("entry %s cannot be emitted; it stays due and is tried again later", name)
                 self._renderer.close()
@@ -244,12 +249,12 @@ class Rounds:
             known = {**self.memory.unreadable, **self.memory.lost}
             self._leave_alone(name, known.get(name, "it is due and has no definition. Add it again, or remove it."))
 
-    def _leave_alone(self, name: str, reason: str, *, logged: bool = False) -> None:
+    def _leave_alone(self, name: str, reason: str, *, logged: bool = False, seconds: float = SECONDS) -> None:
         if self.quarantine.holds(name):
             return
         if not logged:
             log.error("entry %s is left alone: %s", name, reason)
-        self.quarantine.put(name, reason)
+        self.quarantine.put(name, reason, seconds)
         self.signals.quarantined.send(name)
 
     def _commit(self, batch: Batch) -> None:

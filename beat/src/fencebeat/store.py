@@ -48,6 +48,7 @@ class Emission:
     task_id: str
     message: Captured
     guarded: bool = False  # a copy of it would find the worker's claim
+    note: str = ""  # what its audit record has to tell besides; of guarded ones only
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,8 @@ def _emission(tick: Emission, queues: _Queues) -> list[Any]:
         commands.extend((command.name, where, command.value))
     return [
         *("emit", tick.entry, tick.version, tick.fire_time, _time(tick.following), tick.task_id),
-        *(tick.message.message_id, "1" if tick.guarded else "", len(tick.message.queues), *tick.message.queues),
+        *(tick.message.message_id, "1" if tick.guarded else "", tick.note),
+        *(len(tick.message.queues), *tick.message.queues),
         *(len(tick.message.commands), *commands),
     ]
 

@@ -9,13 +9,13 @@
 --    6  flags    hash    scope -> stop; fields `generation` and `renewed` (us), without which the flags are unknown
 --    7  audit    stream  one record for every decision below
 --    8  paused   hash    entry -> who paused it; whatever it says, the entry is paused
---    9  emitted  hash    entry -> fire time of its last emitted tick, in microseconds
+--    9  emitted  hash    entry -> fire time of its last emitted tick and when it was emitted, in microseconds, a space between
 --  10+  queue    list    where the messages go; a stream for the outbox
 --
 -- ARGV  token, nonce, `lock` or `term` (what carries the term), lease in ms, holder, sender's clock in us, tolerance in us,
 --       flags generation that the sender read (empty: no effect store), most audit records, number of ticks; then for each
 --         emit, entry, version, fire time, when it is next due (us; empty: never), task id, message id, 1 where its task
---               is guarded (else empty),
+--               is guarded (else empty), what is worth telling of it (empty: nothing),
 --               number of queues, queues, number of commands, then for each: lpush, index of its key, message
 --                                                                          pexpire, index of its key, ms
 --                                                                          publish, channel, message
@@ -79,9 +79,10 @@ local function read_tick()
     local tick = {
       kind = kind, entry = entry, version = version, fire = fire, stamp = text(fire),
       following = number_or_never(ARGV[at + 5]), task_id = ARGV[at + 6], message_id = ARGV[at + 7],
-      guarded = ARGV[at + 8], queues = queues, commands = commands, held = false, result = false,
+      guarded = ARGV[at + 8], reason = ARGV[at + 9] ~= '' and ARGV[at + 9],
+      queues = queues, commands = commands, held = false, result = false,
     }
-    at = at + 9
+    at = at + 10
     for i = 1, number(ARGV[at], 'a number of queues') do queues[i] = ARGV[at + i] end
     at = at + #queues + 1
     for i = 1, number(ARGV[at], 'a number of commands') do commands[i] = read_command() end
@@ -181,14 +182,17 @@ local function decide(tick, i)
   if tick.held then return 'held' end
   if tick.kind == 'pass' then return tick.outcome end
   if not queues_are_right(tick) then return 'refused' end
-  tick.reason = stopped(tick)
-  if tick.reason then return 'paused' end
+  local stop = stopped(tick)
+  if stop then
+    tick.reason = stop
+    return 'paused'
+  end
   if #tick.commands == 0 then return 'unroutable' end
   return 'emitted'
 end
 
 local STAYS = {changed = true, held = true, early = true, refused = true}
-local moved, nexts, sent, pushed, lists, others = {}, {}, {}, {}, {}, {}
+local moved, nexts, sent, pushed, lists, others, when = {}, {}, {}, {}, {}, {}, ' ' .. text(now)
 for i, tick in ipairs(ticks) do
   local result, broken = refused[tick.entry], nil
   if not result then result, broken = decide(tick, i) end
@@ -201,7 +205,7 @@ for i, tick in ipairs(ticks) do
     marks[tick.entry] = tick.fire
     nexts[tick.entry] = tick.following or false
     if result == 'emitted' then
-      sent[#sent + 1], sent[#sent + 2] = tick.entry, tick.stamp
+      sent[#sent + 1], sent[#sent + 2] = tick.entry, tick.stamp .. when
       for _, command in ipairs(tick.commands) do
         if command.name == 'lpush' then
           local list = lists[command.key]
