@@ -15,7 +15,7 @@ from tests.support.waiting import until
 NAMESPACE = "guarded"  # of `tests.support.guarded`
 
 
-def effect():
+def effect(gate):
     """Only the worker runs it."""
 
 

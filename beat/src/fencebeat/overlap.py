@@ -80,7 +80,7 @@ class Overlap:
         with asking(self._client):
             emitted: Any = self._client.hmget(self._keys.emitted, list(asked))
         last = {name: _read(text) for name, text in zip(asked, emitted, strict=True) if text}
-        ids = {name: task_id(self._keys.namespace, name, sent.fire_time) for name, sent in last.items()}
+        ids = {name: task_id(self._keys.namespace, name, sent.fire_time) for name, sent in last.items() if sent}
         try:
             states = self._claims(list(ids.values())) if ids else {}
         except Exception as error:  # noqa: BLE001 - whatever somebody's own store raises, it is no answer
@@ -88,9 +88,11 @@ class Overlap:
             return
         for name, entry in asked.items():
             sent = last.get(name)
-            self._ways[name] = (
-                Way(blocked=False) if sent is None else self._way(entry, sent, states.get(ids[name]), now)
-            )
+            if sent is not None:
+                self._ways[name] = self._way(entry, sent, states.get(ids[name]), now)
+            else:
+                says = "overlap: the record of its last tick cannot be read" if name in last else ""
+                self._ways[name] = Way(blocked=False, says=says)
 
     def held(self, entry: Entry, fire_time: int) -> Way:
         """Whether this tick is passed over; if not it may be emitted, and then it is the one under way.
@@ -154,10 +156,10 @@ class _Question(threading.Thread):
             self.error = error
 
 
-def _read(text: str) -> _Sent:
-    """A value of the hash; what a version before this one wrote has the fire time alone."""
+def _read(text: str) -> _Sent | None:
+    """A value of the hash; None for what is none."""
     fire_time, _, at = text.partition(" ")
-    return _Sent(int(fire_time), int(at or fire_time))
+    return _Sent(int(fire_time), int(at)) if fire_time.isdigit() and at.isdigit() else None
 
 
 def _expires(app: Celery, entry: Entry) -> float | None:
