@@ -86,7 +86,7 @@ def test_invariants_hold_in_every_run(name, redis_url, record_property):
     [
         ("if tick.fire <= mark then return 'duplicate' end", "", "emitted twice"),
         ("local ours = fence[1] == token and fence[2] == nonce", "local ours = true carrier = 'term'", "I1a|I3|I4"),
-        ("if tick.reason then return 'paused' end", "", "I8"),
+        ("  if stop then\n", "  if false then\n", "I8"),
     ],
     ids=["mark", "fence", "stop"],
 )
