@@ -5,6 +5,7 @@ from functools import partial
 from tests.guards.guard import Guard
 
 TESTS = "tests/integration/test_outbox.py"
+ROWS = "tests/unit/test_outbox_templates.py"
 step = partial(Guard, file="beat/src/fencebeat/lua/outbox_step.lua")
 publisher = partial(Guard, file="beat/src/fencebeat/outbox.py")
 sender = partial(Guard, file="beat/src/fencebeat/outbox_sending.py")
@@ -43,6 +44,25 @@ GUARDS = (
             f"{TESTS}::test_rows_under_a_stop_stay_in_place_and_others_pass_them",
             f"{TESTS}::test_a_stop_that_comes_between_two_messages_holds_the_second_back",
         ),
+    ),
+    Guard(
+        name="outbox-stop-of-extra-runs",
+        breaks="I8",
+        file="beat/src/fencebeat/message_template.py",
+        text="entry.removesuffix(EXTRA)",
+        instead="entry",
+        tests=(
+            f"{TESTS}::test_a_stop_of_an_entry_holds_the_row_of_its_extra_run_back_too",
+            f"{ROWS}::test_the_row_of_an_extra_run_is_held_back_by_a_stop_of_its_entry_on_both_paths",
+        ),
+    ),
+    Guard(
+        name="outbox-template-exchange",
+        breaks="I8",
+        file="beat/src/fencebeat/message_template.py",
+        text='message["exchange"] != "" or ',
+        instead="",
+        tests=(f"{ROWS}::test_where_a_row_could_differ_celerys_own_path_is_taken",),
     ),
     step(
         name="outbox-flags-without-generation",

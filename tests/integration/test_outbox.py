@@ -8,8 +8,12 @@ from kombu import Exchange, Queue
 
 from fencebeat import outbox as outboxes
 from fencebeat import outbox_sending
+from fencebeat.clock import SystemClock
+from fencebeat.edits import Schedule
+from fencebeat.entries import entry_of
 from fencebeat.errors import Fenced, OutboxFull, StoreUnknown, UnusableRecord
 from fencebeat.outbox import look
+from fencebeat.requests import Requests
 from tests.support.fences import SECOND
 from tests.support.outboxes import bench, ticks
 from tests.support.waiting import until
@@ -161,6 +165,32 @@ def test_a_stop_that_comes_between_two_messages_holds_the_second_back(box, base,
         box.publisher._step(box.fence.term)
     assert len(box.arrivals.take(namespace)) == 1
     assert box.rows == 1
+
+
+def test_a_stop_of_an_entry_holds_the_row_of_its_extra_run_back_too(box, namespace):
+    box.fence.entry("x", mark=box.fence.now())
+    Schedule(box.fence.client, box.fence.keys, by="a test").run_now("x")
+    known = {"x": entry_of("x", {"task": "t", "schedule": 1.0})}
+    requests = Requests(
+        box.fence.client,
+        box.fence.keys,
+        box.renderer,
+        carrier="lock",
+        clock=SystemClock(),
+        tolerance=2.0,
+        flags_generation=lambda: None,
+    )
+    requests.serve(box.fence.term, known.get)
+    assert box.rows == 1
+    box.fence.client.hset(box.fence.keys.flags, "entry:x", "a stop that comes after the commit")
+    for _ in range(3):
+        box.publisher._step(box.fence.term)
+    assert box.rows == 1
+
+    box.fence.client.hdel(box.fence.keys.flags, "entry:x")
+    box.publisher.start()
+    [message] = box.arrivals.wait_for_queue(namespace, 1)
+    assert message.headers["fencebeat_entry"] == "x!now"
 
 
 # --- what a crash leaves

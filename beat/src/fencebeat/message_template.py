@@ -1,7 +1,8 @@
 """One message without what differs from tick to tick: cut from a full render, filled for each tick. Pure functions.
 
 Slots: the task id (id, root_id, correlation_id), the four `fencebeat_` headers, traceparent, relative eta and expires,
-body, argsrepr, kwargsrepr, delivery_tag (random: equal ones would collide among unacknowledged messages).
+body, argsrepr, kwargsrepr, delivery_tag (random: equal ones would collide among unacknowledged messages). A row of the
+outbox has no delivery_tag; it has the tick, its scope and its message id beside them.
 
 May import: kombu's JSON, Celery's saferepr, capture, entries, ticks. Must never know: applications, clocks, brokers.
 """
@@ -19,7 +20,7 @@ from kombu import serialization
 from kombu.utils.json import dumps
 
 from fencebeat.capture import Captured, Command
-from fencebeat.entries import Entry
+from fencebeat.entries import EXTRA, Entry
 from fencebeat.ticks import tick_id, traceparent
 
 SHORT = 100
@@ -61,6 +62,8 @@ class Template:
     commands: tuple[tuple[Any, str, str, tuple[str, ...]], ...]
     queues: tuple[str, ...]
     embed: str  # the third part of the body, JSON
+    row: bool  # a row of the outbox: its body stands there as it is
+    message_id: str  # of rows: as the options give it, empty where it is the task id
     eta: float | None  # seconds from now
     expires: float | None
     proven_by: str  # the entry whose renders it was made from
@@ -73,7 +76,8 @@ class Template:
             Command(name, key, text % tuple([values[slot] for slot in slots]) if slots else text)
             for name, key, text, slots in self.commands
         ]
-        return Captured(commands, list(self.queues), filling.tag)
+        message_id = (self.message_id or filling.identity) if self.row else filling.tag
+        return Captured(commands, list(self.queues), message_id)
 
     def values(self, pieces: Pieces, filling: Filling) -> dict[str, str]:
         """What stands in each slot, as JSON."""
@@ -81,17 +85,27 @@ class Template:
         return {
             "id": f'"{filling.identity}"',
             "entry": pieces.name,
+            "scope": encode_basestring_ascii(scope_of(name)) if self.row else "",
             "tick": pieces.name[:-1] + tick_id(name, filling.fire_time)[len(name) :] + '"',
             "fire_time": str(filling.fire_time),
             "token": str(filling.token),
             "traceparent": f'"{traceparent(filling.identity)}"',
             "argsrepr": pieces.argsrepr,
             "kwargsrepr": pieces.kwargsrepr,
-            "body": _encoded(pieces.body, self.embed),
+            "body": self._body(pieces),
             "tag": f'"{filling.tag}"',
             "eta": filling.eta,
             "expires": filling.expires,
         }
+
+    def _body(self, pieces: Pieces) -> str:
+        text = f"{pieces.body}, {self.embed}]"
+        return encode_basestring_ascii(text) if self.row else f'"{base64.b64encode(text.encode()).decode()}"'
+
+
+def scope_of(entry: str) -> str:
+    """The scope under which a stop holds the messages of an entry back; of an extra run, too."""
+    return f"entry:{entry.removesuffix(EXTRA)}"
 
 
 def key_of(entry: Entry) -> str:
@@ -132,8 +146,9 @@ def body_of(args: Any, kwargs: Any) -> str:
     return text[:-1]
 
 
-def _encoded(body: str, embed: str) -> str:
-    return '"' + base64.b64encode(f"{body}, {embed}]".encode()).decode() + '"'
+def is_row(captured: Captured) -> bool:
+    """Whether this message is a row of the outbox."""
+    return any(command.name == "xadd" for command in captured.commands)
 
 
 def embed_of(captured: Captured) -> str:
@@ -141,11 +156,15 @@ def embed_of(captured: Captured) -> str:
 
     Raises Unfit for a message that is put where the broker decides, or encoded in another way.
     """
-    texts = {command.value for command in captured.commands if command.name in ("lpush", "publish")}
+    texts = {command.value for command in captured.commands if command.name != "pexpire"}
     names = {command.name for command in captured.commands}
-    if len(texts) != 1 or not names <= {"lpush", "publish", "pexpire"}:
+    if len(texts) != 1:
         raise Unfit
     message: dict[str, Any] = json.loads(texts.pop())
+    if is_row(captured):
+        if message["exchange"] != "" or message["base64"] or message["content_type"] != "application/json":
+            raise Unfit
+        return dumps(json.loads(message["body"])[2])
     if "lpush" in names and message["properties"]["delivery_info"]["exchange"] != "":
         raise Unfit  # which queues are bound to an exchange is the broker's to say, each time
     if message["properties"].get("body_encoding") != "base64":
@@ -160,7 +179,7 @@ def cut(command: Command, values: Mapping[str, str]) -> tuple[Any, str, str, tup
     message = json.loads(command.value)
     headers, properties = message["headers"], message["properties"]
     mark = uuid4().hex
-    places: list[tuple[dict[str, Any], str, str]] = [
+    places: list[tuple[Any, Any, str]] = [
         (headers, "id", "id"),
         (headers, "root_id", "id"),
         (properties, "correlation_id", "id"),
@@ -176,8 +195,12 @@ def cut(command: Command, values: Mapping[str, str]) -> tuple[Any, str, str, tup
         (message, "body", "body"),
         (properties, "delivery_tag", "tag"),
     ]
+    if command.name == "xadd":
+        places += [(message, "entry", "entry"), (message, "fire_time", "fire_time"), (message, "task_id", "id")]
+        places += [(message["scopes"], 1, "scope"), (properties, "message_id", "id")]
     for where, field, slot in places:
-        if values[slot] and dumps(where.get(field)) == values[slot]:  # another value is the options' own: it stays
+        value = where[field] if isinstance(where, list) else where.get(field)
+        if values[slot] and dumps(value) == values[slot]:  # another value is the options' own: it stays
             where[field] = f"{mark}{slot}."
     literals = dumps(message).replace("%", "%%").split(f'"{mark}')
     slots = [part.split('."', 1) for part in literals[1:]]

@@ -15,6 +15,8 @@ from celery.app.amqp import AMQP
 from kombu import Connection, Exchange, Producer, Queue
 
 from fencebeat.capture import Command, Sink
+from fencebeat.clock import Clock
+from fencebeat.message_template import scope_of
 from fencebeat.outbox_record import Message, described
 from fencebeat.render import Renderer
 from fencebeat.ticks import task_id
@@ -23,8 +25,9 @@ from fencebeat.ticks import task_id
 class OutboxRenderer(Renderer):
     """A renderer whose messages are one command: the row for the outbox at `key`."""
 
-    def __init__(self, app: Celery, namespace: str, timeout: float, *, key: str) -> None:
-        super().__init__(app, namespace, timeout)
+    def __init__(self, app: Celery, namespace: str, timeout: float, *, key: str, fast: Clock | None = None) -> None:
+        """key: of the outbox. fast: see `Renderer`."""
+        super().__init__(app, namespace, timeout, fast=fast)
         self._key = key
 
     def _open(self) -> Any:
@@ -82,7 +85,7 @@ class _CapturingProducer(Producer):
             entry=entry,
             fire_time=fire_time,
             task_id=identity,
-            scopes=("all", f"entry:{entry}", *(f"queue:{queue}" for queue in captured.queues)),
+            scopes=("all", scope_of(entry), *(f"queue:{queue}" for queue in captured.queues)),
             body=body,
             content_type=content_type,
             content_encoding=content_encoding,

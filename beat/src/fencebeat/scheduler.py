@@ -182,7 +182,9 @@ class Election:
         self._unprepared: Iterator[Entry] = iter(entries.values())
         self._entries, self._prepared = entries, self._clock.elapsed()
         if configuration.outbox:
-            self._renderer = OutboxRenderer(app, configuration.namespace, timing.call_timeout, key=keys.outbox)
+            self._renderer = OutboxRenderer(
+                app, configuration.namespace, timing.call_timeout, key=keys.outbox, fast=fast
+            )
             self.publisher = Publisher.of(
                 app,
                 configuration,

@@ -28,7 +28,18 @@ from fencebeat.capture import Captured
 from fencebeat.clock import Clock
 from fencebeat.entries import Entry
 from fencebeat.errors import StoreUnreachable
-from fencebeat.message_template import Filling, Pieces, Template, Unfit, body_of, cut, embed_of, key_of, representation
+from fencebeat.message_template import (
+    Filling,
+    Pieces,
+    Template,
+    Unfit,
+    body_of,
+    cut,
+    embed_of,
+    is_row,
+    key_of,
+    representation,
+)
 from fencebeat.plainness import application_is_plain, configuration_of, options_of, somebody_listens
 from fencebeat.ticks import as_uuid, task_id
 
@@ -216,6 +227,8 @@ class Templates:
                 commands=(),
                 queues=tuple(captured.queues),
                 embed=embed_of(captured),
+                row=is_row(captured),
+                message_id="" if captured.message_id == identity else captured.message_id,
                 eta=float(countdown) if isinstance(countdown, Real) and countdown else None,
                 expires=float(expires) if isinstance(expires, Real) else None,
                 proven_by=pieces.entry.name,
