@@ -120,6 +120,12 @@ class EffectStoreConformance:
     def test_a_tick_that_was_sent_and_passed_over_after_a_recovery_is_closed(self, told, outcome):
         assert told(Story().emitted(1, 2).add(outcome, 3, first=tick(1), count=3)).marks == {"e": tick(3)}
 
+    def test_what_the_outbox_published_is_open_and_what_no_queue_took_is_decided(self, told):
+        story = Story().emitted(1, 2).add("published", 1, task_id=task(1)).add("published", 2, task_id=task(2))
+        assert told(story).marks == {"e": tick(1) - 1}
+
+        assert told(story.add("unroutable", 1, task_id=task(1))).marks == {"e": tick(2) - 1}
+
     def test_a_run_closes_only_what_it_covers(self, told):
         assert told(Story().emitted(1, 2).add("skipped", 4, first=tick(2), count=3)).marks == {"e": tick(1) - 1}
 

@@ -58,6 +58,22 @@ GUARDS = (
         tests=(_STORES + "test_ticks_that_a_commit_left_due_move_no_mark",),
     ),
     Guard(
+        name="recovery-unroutable-is-decided",
+        breaks="I2",
+        file=_SQL,
+        text="                        AND l.outcome IN ('unroutable', 'paused',",
+        instead="                        AND l.outcome IN ('paused',",
+        tests=(_STORES + "test_what_the_outbox_published_is_open_and_what_no_queue_took_is_decided",),
+    ),
+    Guard(
+        name="recovery-old-flags",
+        breaks="I8",
+        file=_LUA,
+        text="redis.call('HSET', flags, 'renewed', looked)",
+        instead="redis.call('HSET', flags, 'renewed', now)",
+        tests=(_RECOVERY + "test_flags_that_were_read_long_ago_are_not_stamped_as_fresh",),
+    ),
+    Guard(
         name="recovery-trimming",
         breaks="I2",
         file=_SQL,

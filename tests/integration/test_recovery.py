@@ -145,6 +145,18 @@ def test_f06_a_process_that_saw_the_past_records_the_gap_without_an_effect_store
     assert outcomes(store) == ["elected", "gap"]
 
 
+def test_flags_that_were_read_long_ago_are_not_stamped_as_fresh(store, term, effects, monkeypatch):
+    read, flags = [], effects.flags
+
+    def reading():
+        read.append(now(store))
+        return flags()
+
+    monkeypatch.setattr(effects, "flags", reading)
+    Recovery(store.client, store.keys, carrier="lock", effects=effects)(term)
+    assert int(store.client.hget(store.keys.flags, "renewed")) <= read[0]
+
+
 def test_a_known_store_is_left_as_it_is(known, term, effects):
     known.client.hset(known.keys.last, "nightly", 17)
     before = records(known)
