@@ -155,7 +155,7 @@ def test_an_old_term_is_told_so_when_it_asks_what_is_due_or_syncs(client, namesp
     with pytest.raises(Fenced):
         fence.store.due(fence.term, 10)
     with pytest.raises(Fenced):
-        fence.store.sync(fence.term, {})
+        fence.sync()
 
 
 def test_a_lock_that_ran_out_is_refused_although_the_term_is_the_last_one(fence, base) -> None:
@@ -480,16 +480,12 @@ def test_due_names_what_is_due_with_its_mark_and_when_to_look_again(fence, base)
         fence.store.due(Term(99, "old", "host:0", 5.0), 10)
 
 
-def sync(fence, *entries, term=None):
-    return fence.store.sync(term or fence.term, {entry.name: entry for entry in entries})
-
-
 def test_s10_a_new_entry_never_fires_for_the_past(fence) -> None:
     from fencebeat.entries import entry_of
 
     entry = entry_of("nightly", {"task": "t", "schedule": 3600})
     before = fence.now()
-    sync(fence, entry)
+    fence.sync(entry)
     assert fence.mark("nightly") >= before
     assert fence.store.due(fence.term, 10).marks == {}
     assert fence.client.zscore(fence.keys.due, "nightly") * 1000 == entry.next_after(fence.mark("nightly"))
@@ -499,10 +495,10 @@ def test_s17_an_edit_of_arguments_keeps_the_next_fire_time_and_one_of_the_schedu
     from fencebeat.entries import entry_of
 
     fence.entry(mark=base)
-    sync(fence, entry_of("e", {"task": "t", "schedule": 1.0, "args": [1]}))
+    fence.sync(entry_of("e", {"task": "t", "schedule": 1.0, "args": [1]}))
     assert fence.mark() == base
     assert fence.store.due(fence.term, 10).marks == {"e": base}
-    sync(fence, entry_of("e", {"task": "t", "schedule": 3600}))
+    fence.sync(entry_of("e", {"task": "t", "schedule": 3600}))
     assert fence.mark() > base
     assert fence.store.due(fence.term, 10).marks == {}
     closed = fence.audit()[-1]
@@ -513,11 +509,11 @@ def test_s17_an_edit_of_arguments_keeps_the_next_fire_time_and_one_of_the_schedu
 def test_s17_a_removed_entry_never_fires_and_one_that_comes_back_repeats_nothing(fence, base) -> None:
     entry = fence.entry(mark=base)
     fence.commit(fence.emission(entry, base + 5 * SECOND))
-    assert sync(fence) == 1
+    assert fence.sync() == 1
     assert fence.store.due(fence.term, 10).marks == {}
     assert fence.commit(fence.emission(entry, base + 6 * SECOND)) == ("changed",)
     assert fence.mark() == base + 5 * SECOND
-    sync(fence, entry)
+    fence.sync(entry)
     assert fence.mark() > base + 6 * SECOND
 
 
@@ -527,16 +523,16 @@ def test_s23_only_the_leader_changes_the_schedule_and_entries_from_elsewhere_sta
     fence.client.hset(fence.keys.entries, "d", other)
     before = fence.everything()
     with pytest.raises(Fenced):
-        sync(fence, term=Term(99, "standby", "host:0", 5.0))
+        fence.sync(term=Term(99, "standby", "host:0", 5.0))
     assert fence.everything() == before
-    sync(fence)
+    fence.sync()
     assert fence.client.hget(fence.keys.entries, "d") == other
 
 
 def test_a_term_that_starts_again_writes_the_same_schedule(fence, base) -> None:
     entry = fence.entry(mark=base)
-    sync(fence, entry)
+    fence.sync(entry)
     before = fence.everything()
-    sync(fence, entry)
+    fence.sync(entry)
     after = fence.everything()
     assert after == before

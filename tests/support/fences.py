@@ -9,6 +9,7 @@ from fencebeat.capture import Captured, Command
 from fencebeat.entries import Entry, entry_of
 from fencebeat.keys import Keys
 from fencebeat.lease import Carrier, Term
+from fencebeat.schedule_memory import ScheduleMemory
 from fencebeat.store import Emission, Store
 
 SECOND = 1_000_000
@@ -77,6 +78,14 @@ class Fence:
         """The outcomes of one commit, by a sender whose clock is right."""
         options.setdefault("sender_now", self.now())
         return self.store.commit(term or self.term, decisions, **options).outcomes
+
+    def sync(self, *entries: Entry, term: Term | None = None) -> int:
+        """Make the stored static entries these, at once; returns how many were removed."""
+        synchroniser = self.store.synchroniser()
+        memory = ScheduleMemory({entry.name: entry for entry in entries})
+        for _ in synchroniser.synchronise(term or self.term, memory, complete=True):
+            pass
+        return synchroniser.removed
 
     def mark(self, name: str = "e") -> int:
         return int(self.client.hget(self.keys.last, name))

@@ -8,7 +8,7 @@ the leader), `scheduler` (how Celery drives them). The rest stands in rooms arou
     one round       rounds, planner, overlap, quarantine, requests (extra runs), schedule_memory, sync, schedule_watch
     messages        ticks: identity · render, capture: Celery's own path · templates, message_template, plainness: fast
     records         keys, scripts, lua/, connection, store · explain: the story of a tick
-    stops           flags (an effect store has the truth), flagmemory (Redis alone)
+    stops           flags (an effect store has the truth), flagmemory (Redis alone) · repeated: their threads
     loss of Redis   effects: the port · copying, entrycopy: what is kept elsewhere · recovery: what a new term does
     other brokers   outbox, outbox_record, outbox_capture, outbox_sending
     worker          guard, claims/

@@ -15,7 +15,6 @@ a copied record about an entry whose definition is not copied would let a recove
 """
 
 import logging
-import threading
 from typing import Any
 
 import redis
@@ -24,6 +23,7 @@ from fencebeat.effects import AuditRecord, EffectStore
 from fencebeat.entries import RESERVED
 from fencebeat.entrycopy import DefinitionCopier
 from fencebeat.keys import Keys
+from fencebeat.repeated import Repeated
 from fencebeat.scripts import asking
 from fencebeat.signals import Signal
 
@@ -35,7 +35,7 @@ PAGE = 500
 """Records in one call of the effect store."""
 
 
-class AuditCopier:
+class AuditCopier(Repeated):
     """A thread that copies the audit from Redis to the effect store, in every beat. `client` is its own.
 
     every: seconds between looks. page: most records in one call.
@@ -44,14 +44,13 @@ class AuditCopier:
     def __init__(
         self, effects: EffectStore, client: redis.Redis, keys: Keys, *, every: float = EVERY, page: int = PAGE
     ) -> None:
+        super().__init__("fencebeat-audit", every)
         self.copied: Signal[int] = Signal()  # records of each look that found any, for tests
         self.failed: Signal[str] = Signal()
-        self._effects, self._client, self._keys, self._every, self._page = effects, client, keys, every, page
+        self._effects, self._client, self._keys, self._page = effects, client, keys, page
         self._definitions = DefinitionCopier(effects, client, keys, page=page)
         self._position: str | None = None  # id of the last record copied; empty: none; None: not asked yet
         self._trouble: str | None = None
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
 
     @property
     def trouble(self) -> str | None:
@@ -82,18 +81,6 @@ class AuditCopier:
                 break
         return total
 
-    def start(self) -> None:
-        """Start the thread."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="fencebeat-audit", daemon=True)
-            self._thread.start()
-
-    def stop(self, at_most: float = 5.0) -> None:
-        """End the thread and wait for it. Not for signal handlers. Called again it does nothing."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(at_most)
-
     def _next(self) -> list[AuditRecord]:
         """The next page: at most `page` records after the position."""
         if not self._position:
@@ -110,19 +97,17 @@ class AuditCopier:
             records: Any = self._client.xrange(self._keys.audit, min=first, max="+", count=count)
         return [AuditRecord(identity, fields) for identity, fields in records]
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                count = self.copy()
-            except Exception as error:  # noqa: BLE001 - an effect store may raise anything; the stream keeps the records
-                if self._trouble is None:
-                    log.warning("the audit is not copied until this is over: %s", error)
-                self._trouble = str(error)
-                self.failed.send(self._trouble)
-            else:
-                if self._trouble is not None:
-                    log.info("the audit is copied again")
-                self._trouble = None
-                if count:
-                    self.copied.send(count)
-            self._stopping.wait(self._every)
+    def _once(self) -> None:
+        try:
+            count = self.copy()
+        except Exception as error:  # noqa: BLE001 - an effect store may raise anything; the stream keeps the records
+            if self._trouble is None:
+                log.warning("the audit is not copied until this is over: %s", error)
+            self._trouble = str(error)
+            self.failed.send(self._trouble)
+        else:
+            if self._trouble is not None:
+                log.info("the audit is copied again")
+            self._trouble = None
+            if count:
+                self.copied.send(count)

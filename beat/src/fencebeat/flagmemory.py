@@ -11,7 +11,6 @@ time the audit says `flags_lost`. A process that has read nothing knows nothing:
 
 import logging
 import socket
-import threading
 from collections.abc import Mapping
 from typing import Literal
 
@@ -21,6 +20,7 @@ from fencebeat.effects import Flag
 from fencebeat.errors import Retryable
 from fencebeat.flags import FlagCopy, FlagsUnknown, read_flags
 from fencebeat.keys import Keys
+from fencebeat.repeated import Repeated
 from fencebeat.scripts import script
 from fencebeat.signals import Signal
 
@@ -68,17 +68,16 @@ def _edit(
     return -1 if answer == "moved" else int(told[0])
 
 
-class FlagMemory:
+class FlagMemory(Repeated):
     """A thread that remembers the flags, in every beat. `client` is its own; its answers are text."""
 
     def __init__(self, client: redis.Redis, keys: Keys, *, on_unknown: OnUnknown = "run", every: float = EVERY) -> None:
+        super().__init__("fencebeat-flag-memory", every)
         self.seen: Signal[int] = Signal()  # generations, for tests
         self.restored: Signal[int] = Signal()
-        self._client, self._keys, self._on_unknown, self._every = client, keys, on_unknown, every
+        self._client, self._keys, self._on_unknown = client, keys, on_unknown
         self._known: FlagCopy | None = None
         self._holder = socket.gethostname()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def look(self) -> None:
         """Read the flags once; set again what an older copy lacks. Raises StoreUnreachable and FlagsUnknown."""
@@ -119,27 +118,13 @@ class FlagMemory:
             return 1, {"all": Flag("emit", UNKNOWN, "fencebeat_on_unknown")}, f"{UNKNOWN}: everything is stopped"
         return 1, {}, UNKNOWN if known_past else ""
 
-    def start(self) -> None:
-        """Start the thread."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="fencebeat-flag-memory", daemon=True)
-            self._thread.start()
-
-    def stop(self, at_most: float = 5.0) -> None:
-        """End the thread and wait for it. Not for signal handlers. Called again it does nothing."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(at_most)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.look()
-            except Retryable as error:  # what is remembered stays remembered
-                log.debug("the flags could not be read: %s", error.what)
-            except Exception:  # whatever Redis holds there must not end the memory
-                log.exception("the flags could not be looked at")
-            self._stopping.wait(self._every)
+    def _once(self) -> None:
+        try:
+            self.look()
+        except Retryable as error:  # what is remembered stays remembered
+            log.debug("the flags could not be read: %s", error.what)
+        except Exception:  # whatever Redis holds there must not end the memory
+            log.exception("the flags could not be looked at")
 
 
 def _listed(flags: Mapping[str, Flag]) -> str:

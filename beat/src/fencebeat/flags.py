@@ -5,7 +5,6 @@ is never older than a second or two while any beat lives; missing, old or damage
 """
 
 import logging
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import redis
 from fencebeat.effects import EffectStore, Flag
 from fencebeat.errors import Retryable
 from fencebeat.keys import Keys
+from fencebeat.repeated import Repeated
 from fencebeat.scripts import asking, script
 from fencebeat.signals import Signal
 
@@ -64,20 +64,19 @@ def _text(value: bytes | str) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-class FlagKeeper:
+class FlagKeeper(Repeated):
     """A thread that copies the flags from the effect store to Redis, in every beat, leader or not.
 
     `client` is its own. What it writes is refused by number if another keeper knows more.
     """
 
     def __init__(self, effects: EffectStore, client: redis.Redis, keys: Keys, *, every: float = EVERY) -> None:
+        super().__init__("fencebeat-flags", every)
         self.renewed: Signal[int] = Signal()  # generations, for tests
         self.failed: Signal[str] = Signal()
-        self._effects, self._client, self._keys, self._every = effects, client, keys, every
+        self._effects, self._client, self._keys = effects, client, keys
         self._generation: int | None = None
         self._trouble: str | None = None
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
 
     @property
     def generation(self) -> int | None:
@@ -115,29 +114,15 @@ class FlagKeeper:
         self.renewed.send(generation)
         return generation
 
-    def start(self) -> None:
-        """Start the thread."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="fencebeat-flags", daemon=True)
-            self._thread.start()
-
-    def stop(self, at_most: float = 5.0) -> None:
-        """End the thread and wait for it. Not for signal handlers. Called again it does nothing."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(at_most)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.seed()
-            except Exception as error:  # noqa: BLE001 - an effect store may raise anything; the copy just grows old
-                if self._trouble is None:
-                    log.warning("the flags cannot be renewed; nothing is emitted until they are: %s", error)
-                self._trouble = str(error)
-                self.failed.send(self._trouble)
-            else:
-                if self._trouble is not None:
-                    log.info("the flags are renewed again")
-                self._trouble = None
-            self._stopping.wait(self._every)
+    def _once(self) -> None:
+        try:
+            self.seed()
+        except Exception as error:  # noqa: BLE001 - an effect store may raise anything; the copy just grows old
+            if self._trouble is None:
+                log.warning("the flags cannot be renewed; nothing is emitted until they are: %s", error)
+            self._trouble = str(error)
+            self.failed.send(self._trouble)
+        else:
+            if self._trouble is not None:
+                log.info("the flags are renewed again")
+            self._trouble = None

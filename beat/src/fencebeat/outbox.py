@@ -34,7 +34,7 @@ from celery import Celery
 
 from fencebeat.clock import Clock
 from fencebeat.configuration import OUTBOX_LIMIT, Configuration
-from fencebeat.errors import BrokerGone, FencebeatError, Fenced, OutboxFull, StoreUnknown, UnreadableRow
+from fencebeat.errors import BrokerGone, FencebeatError, Fenced, OutboxFull, UnreadableRow
 from fencebeat.failpoints import failpoint
 from fencebeat.history import record
 from fencebeat.keys import Keys
@@ -43,7 +43,7 @@ from fencebeat.outbox_record import Message
 from fencebeat.outbox_sending import Sender, Settled
 from fencebeat.scripts import asking, script
 from fencebeat.signals import Signal
-from fencebeat.store import AUDIT_LENGTH
+from fencebeat.store import AUDIT_LENGTH, accepted
 from fencebeat.ticks import tick_id
 
 log = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class Publisher:
             told = one.message
             identity = str(told.properties.get("message_id", told.task_id))
             facts += [one.row, one.fate, told.entry, told.fire_time, told.task_id, identity, one.reason]
-        reply: list[str] = script("outbox_step")(
+        reply = script("outbox_step")(
             self._client,
             [keys.lock, keys.term, keys.flags, keys.outbox, keys.audit],
             [
@@ -270,14 +270,11 @@ class Publisher:
                 *("" if generation is None else generation, AUDIT_LENGTH, what, self._cursor, len(done), *facts),
             ],
         )
-        if reply[0] == "fenced":
-            raise Fenced(token=term.token, newest=reply[1] or "nothing: the record is gone")
-        if reply[0] == "unknown":
-            raise StoreUnknown(record=reply[1], why="it has no generation, or flags that nobody renews")
+        answer = accepted(reply, term)
         self._done = []
         for one in done:
             self._report(one)
-        return reply
+        return answer
 
     def _report(self, one: Settled) -> None:
         tick = tick_id(one.message.entry, one.message.fire_time)

@@ -24,13 +24,13 @@ import redis
 from fencebeat.capture import Captured
 from fencebeat.clock import Clock
 from fencebeat.entries import EXTRA, Entry
-from fencebeat.errors import ClockRefused, Fenced, StoreUnknown, StoreUnreachable
+from fencebeat.errors import StoreUnreachable
 from fencebeat.firetimes import SECOND
 from fencebeat.keys import Keys
 from fencebeat.lease import Carrier, Term
 from fencebeat.render import Renderer
 from fencebeat.scripts import asking, script
-from fencebeat.store import AUDIT_LENGTH
+from fencebeat.store import AUDIT_LENGTH, accepted
 from fencebeat.ticks import tick_id
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class Requests:
             where = command.key if command.name == "publish" else queues.index(command.key) + 1
             commands.extend((command.name, where, command.value))
         seen = self._flags_generation()
-        reply: list[str] = script("answer_request")(
+        reply = script("answer_request")(
             self._client,
             [keys.lock, keys.term, keys.entries, keys.last, keys.flags, keys.audit, keys.requests, *queues],
             [
@@ -188,14 +188,7 @@ class Requests:
                 *(len(message.queues), *message.queues, len(message.commands), *commands),
             ],
         )
-        match reply[0]:
-            case "fenced":
-                raise Fenced(token=term.token, newest=reply[1] or "nothing: the record is gone")
-            case "unknown":
-                raise StoreUnknown(record=reply[1], why="it has no generation, or flags that nobody renews")
-            case "clock":
-                raise ClockRefused(server=int(reply[1]))
-        return reply[1]
+        return accepted(reply, term)[1]
 
 
 def _order(text: str) -> tuple[int, int]:

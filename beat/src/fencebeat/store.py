@@ -14,11 +14,10 @@ from typing import Any
 import redis
 
 from fencebeat.capture import Captured
-from fencebeat.entries import RESERVED, Entry
+from fencebeat.entries import RESERVED
 from fencebeat.errors import ClockRefused, Fenced, StoreUnknown
 from fencebeat.keys import Keys
 from fencebeat.lease import Carrier, Term
-from fencebeat.schedule_memory import ScheduleMemory
 from fencebeat.scripts import asking, script
 from fencebeat.sync import Synchroniser
 
@@ -132,13 +131,6 @@ class Store:
         """What brings the stored schedule and a leader's memory together."""
         return Synchroniser(self._client, self._keys, self._under, AUDIT_LENGTH)
 
-    def sync(self, term: Term, entries: Mapping[str, Entry]) -> int:
-        """Make the stored static entries those of the configuration, at once; returns how many were removed."""
-        synchroniser = self.synchroniser()
-        for _ in synchroniser.synchronise(term, ScheduleMemory(entries), complete=True):
-            pass
-        return synchroniser.removed
-
     def quarantined(self) -> dict[str, str]:
         """The entries that the leader leaves alone, for display: entry -> JSON with reason, since and until (us)."""
         with asking(self._client):
@@ -196,15 +188,19 @@ class Store:
         return self._run(name, term, keys, [str(term.token), term.nonce, self._carrier, *args])
 
     def _run(self, name: str, term: Term, keys: Sequence[str], args: Sequence[Any]) -> list[str]:
-        reply: list[str] = script(name)(self._client, keys, args)
-        match reply[0]:
-            case "fenced":
-                raise Fenced(token=term.token, newest=reply[1] or "nothing: the record is gone")
-            case "unknown":
-                raise StoreUnknown(record=reply[1], why="it has no generation, or flags that nobody renews")
-            case "clock":
-                raise ClockRefused(server=int(reply[1]))
-        return reply
+        return accepted(script(name)(self._client, keys, args), term)
+
+
+def accepted(reply: list[str], term: Term) -> list[str]:
+    """The reply of a script that ran under `term`. Raises Fenced, StoreUnknown and ClockRefused where it refused."""
+    match reply[0]:
+        case "fenced":
+            raise Fenced(token=term.token, newest=reply[1] or "nothing: the record is gone")
+        case "unknown":
+            raise StoreUnknown(record=reply[1], why="it has no generation, or flags that nobody renews")
+        case "clock":
+            raise ClockRefused(server=int(reply[1]))
+    return reply
 
 
 class _Queues:
