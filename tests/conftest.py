@@ -10,6 +10,7 @@ import httpx
 import pytest
 import redis
 
+from tests.support.fences import Fence
 from tests.support.servers import database, running, unique
 
 TIMED = {
@@ -104,6 +105,19 @@ def redis_client(redis_url):
     """A client on `redis_url`; answers are bytes."""
     with redis.Redis.from_url(redis_url, socket_timeout=5, socket_connect_timeout=5) as client:
         yield client
+
+
+@pytest.fixture
+def client(redis_url):
+    """A client on `redis_url`; answers are text."""
+    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
+        yield made
+
+
+@pytest.fixture
+def fence(client, namespace):
+    """A scheduler's records in `redis_url`, with a term made by hand."""
+    return Fence.sealed(client, namespace)
 
 
 @pytest.fixture

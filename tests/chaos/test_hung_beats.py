@@ -4,7 +4,6 @@ import json
 import signal
 
 import pytest
-import redis
 
 from fencebeat.clock import SystemClock
 from fencebeat.connection import Broker
@@ -53,12 +52,6 @@ def start(_):
 
 Election.start = start
 '''
-
-
-@pytest.fixture
-def client(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
-        yield made
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from kombu import Exchange
 
 from fencebeat.errors import Fenced, StoreUnknown
 from fencebeat.render import Renderer
-from fencebeat.store import Emission, Store
+from fencebeat.store import Store
 from fencebeat.ticks import task_id
 from tests.support.fences import SECOND, Fence
+from tests.support.leading import rendered
 from tests.support.outboxes import bench
 
 
@@ -77,15 +78,7 @@ class EmissionConformance:
 
     @staticmethod
     def tick(way, entry, fire_time):
-        identity, message = way.renderer.render(entry, fire_time, way.fence.term.token)
-        return Emission(
-            entry=entry.name,
-            version=entry.version,
-            fire_time=fire_time,
-            following=entry.next_after(fire_time),
-            task_id=identity,
-            message=message,
-        )
+        return rendered(way.renderer, entry, fire_time, way.fence.term)
 
     def test_a_tick_becomes_one_message_with_its_mark_and_its_record(self, way, base) -> None:
         entry = way.fence.entry(mark=base)

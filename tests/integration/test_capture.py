@@ -6,8 +6,6 @@ import json
 import warnings
 
 import pytest
-import redis
-from celery import Celery
 from celery.signals import after_task_publish, before_task_publish
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
@@ -16,45 +14,14 @@ from kombu.transport.virtual.base import UndeliverableWarning
 from fencebeat.capture import Sink, capturing
 from fencebeat.entries import entry_of
 from fencebeat.errors import ImpossibleConfiguration, StoreUnreachable, UncapturedWrite
-from fencebeat.render import Renderer
 from fencebeat.ticks import task_id
 
 FIRE_TIME = 1_796_070_000_000_000
 
 
 @pytest.fixture
-def client(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
-        yield made
-
-
-@pytest.fixture
-def make_app(redis_url):
-    made = []
-
-    def make(**conf):
-        app = Celery("capture", broker=conf.pop("broker", redis_url), set_as_current=False)
-        app.conf.update(conf)
-        app.finalize()
-        made.append(app)
-        return app
-
-    yield make
-    for app in made:
-        app.close()
-
-
-@pytest.fixture
-def renderer():
-    made = []
-
-    def make(app):
-        made.append(Renderer(app, "ns", 2.0))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+def renderer(make_renderer):
+    return make_renderer
 
 
 def line(**more):

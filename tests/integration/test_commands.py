@@ -2,12 +2,11 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
-import redis
 
-from fencebeat.cli import main
-from tests.support.fences import SECOND, Fence
+from tests.support.fences import SECOND
 
 PROJECT = """
 from celery import Celery
@@ -23,28 +22,9 @@ app.conf.update(
 
 
 @pytest.fixture
-def fence(redis_url, namespace):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as client:
-        yield Fence.sealed(client, namespace)
-
-
-@pytest.fixture
-def fencebeat(tmp_path, monkeypatch, capsys, redis_url, namespace):
-    """Run a command in a folder with a project of its own; returns exit code, stdout and stderr."""
-    module = f"project_{namespace.replace('-', '_')}"
-    (tmp_path / f"{module}.py").write_text(PROJECT.format(url=redis_url, namespace=namespace))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FENCEBEAT_APP", module)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*arguments):
-        code = main(list(arguments))
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    yield run
-    sys.modules.pop(module, None)
-    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
+def fencebeat(in_project):
+    """Run a command in the project; returns exit code, stdout and stderr."""
+    return partial(in_project, PROJECT)
 
 
 def test_leader_show_names_the_term_in_force(fencebeat, fence) -> None:

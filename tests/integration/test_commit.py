@@ -21,11 +21,6 @@ def client(redis_url):
 
 
 @pytest.fixture
-def fence(client, namespace):
-    return Fence.sealed(client, namespace)
-
-
-@pytest.fixture
 def base(fence):
     """A whole second about ten seconds ago."""
     return (fence.now() // SECOND - 10) * SECOND

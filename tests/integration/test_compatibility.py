@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
-import redis
 from celery import Celery
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
@@ -62,12 +61,6 @@ SETTINGS = {
         "task_default_priority": 5,
     },
 }
-
-
-@pytest.fixture
-def client(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
-        yield made
 
 
 @pytest.fixture(params=[True, False], ids=["fast", "slow"])

@@ -12,7 +12,7 @@ from fencebeat.recovery import Recovery
 from fencebeat.testing.beats import Cluster, committed
 from tests.support.fences import SECOND, Fence
 from tests.support.ledgers import execute, ledger_at
-from tests.support.locks import RedisLease, nonce
+from tests.support.locks import nonce
 from tests.support.waiting import until
 
 
@@ -20,13 +20,6 @@ from tests.support.waiting import until
 def ledger(database_url):
     with ledger_at(database_url) as made:
         yield made
-
-
-@pytest.fixture
-def store(redis_url, namespace):
-    store = RedisLease(redis_url, namespace, lease=5.0)
-    yield store
-    store.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import redis
 
 from fencebeat.clock import SystemClock
 from fencebeat.edits import Schedule
@@ -12,12 +11,6 @@ from fencebeat.schedules import read_schedule_text
 from fencebeat.testing.beats import Cluster, elected, standing_by
 
 SECOND = 1_000_000
-
-
-@pytest.fixture
-def client(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-import redis
 
 from fencebeat.clock import ManualClock, SystemClock
 from fencebeat.edits import Schedule
@@ -35,22 +34,6 @@ class MovedClock(SystemClock):
 
     def wall(self):
         return super().wall() + self.seconds
-
-
-@pytest.fixture
-def client(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
-        yield made
-
-
-@pytest.fixture
-def fence(client, namespace):
-    return Fence.sealed(client, namespace)
-
-
-@pytest.fixture
-def schedule(fence):
-    return Schedule(fence.client, fence.keys, by="a test")
 
 
 def line(text="every 600 s", **more):

@@ -15,13 +15,6 @@ from tests.support.locks import RedisLease, audit, nonce
 
 
 @pytest.fixture
-def store(redis_url, namespace):
-    store = RedisLease(redis_url, namespace, lease=5.0)
-    yield store
-    store.close()
-
-
-@pytest.fixture
 def unused_port():
     with ports.unused() as port:
         yield port

@@ -8,7 +8,6 @@ from fencebeat.edits import Schedule
 from fencebeat.effects import Version
 from fencebeat.entrycopy import DefinitionCopier
 from fencebeat.testing.effects import MemoryEffects
-from tests.support.fences import Fence
 
 LINE = {"task": "t", "schedule": 60.0}
 
@@ -34,11 +33,6 @@ def effects():
 def client(redis_url):
     with Broker(redis_url).client(5.0) as made:
         yield made
-
-
-@pytest.fixture
-def fence(client, namespace):
-    return Fence.sealed(client, namespace)
 
 
 @pytest.fixture

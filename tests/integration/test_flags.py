@@ -6,7 +6,6 @@ from fencebeat.effects import Flag
 from fencebeat.flags import FlagKeeper, FlagsUnknown, read_flags
 from fencebeat.recovery import Recovery
 from fencebeat.scripts import script
-from tests.support.locks import RedisLease, nonce
 from tests.support.waiting import until
 
 
@@ -46,18 +45,6 @@ class Effects:
 @pytest.fixture
 def effects():
     return Effects()
-
-
-@pytest.fixture
-def store(redis_url, namespace):
-    store = RedisLease(redis_url, namespace, lease=5.0)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def term(store):
-    return store.lock("host-1").acquire(nonce())
 
 
 @pytest.fixture

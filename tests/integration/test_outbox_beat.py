@@ -5,21 +5,12 @@ import os
 import subprocess
 import sys
 
-import pytest
-import redis
-
 from fencebeat.testing.beats import cluster, committed
 from fencebeat.ticks import instant
 from tests.support.waiting import until
 
 DEAD = "amqp://guest:secret@127.0.0.1:1//"
 RUN = "import sys; from fencebeat.cli import main; sys.exit(main())"
-
-
-@pytest.fixture
-def client(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
-        yield made
 
 
 def settings(namespace, redis_url, broker_url=DEAD, **more):

@@ -4,7 +4,6 @@ import json
 import threading
 
 import pytest
-import redis
 from celery import Celery
 
 from fencebeat.checks import check
@@ -16,8 +15,8 @@ from fencebeat.errors import StoreUnreachable
 from fencebeat.guard import GuardedTask
 from fencebeat.overlap import WAIT, Overlap
 from fencebeat.ticks import task_id
-from tests.support.fences import SECOND, Fence
-from tests.support.leading import drain, leader
+from tests.support.fences import SECOND
+from tests.support.leading import drain, leader, set_back
 
 
 def work():
@@ -25,16 +24,9 @@ def work():
 
 
 @pytest.fixture
-def client(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=10, socket_connect_timeout=5) as made:
-        yield made
-
-
-@pytest.fixture
-def fence(client, namespace):
-    made = Fence.sealed(client, namespace)
-    client.pexpire(made.keys.lock, 600_000)
-    return made
+def fence(fence):
+    fence.client.pexpire(fence.keys.lock, 600_000)
+    return fence
 
 
 @pytest.fixture
@@ -70,14 +62,6 @@ def entries():
     read, refused = read_schedule(lines)
     assert refused == []
     return read
-
-
-def set_back(fence, names, seconds):
-    """As if the entries had not been looked at for so long; returns the mark."""
-    mark = (fence.now() // SECOND - seconds) * SECOND
-    fence.client.hset(fence.keys.last, mapping=dict.fromkeys(names, mark))
-    fence.client.zadd(fence.keys.due, dict.fromkeys(names, mark // 1000 + 1))
-    return mark
 
 
 def emitted(fence, name):

@@ -14,7 +14,7 @@ from fencebeat.scripts import script
 from fencebeat.store import Store
 from fencebeat.testing.effects import MemoryEffects
 from tests.support.audits import sent
-from tests.support.locks import RedisLease, audit, nonce
+from tests.support.locks import audit, nonce
 
 SECOND = 1_000_000
 
@@ -22,18 +22,6 @@ SECOND = 1_000_000
 @pytest.fixture
 def effects():
     return MemoryEffects()
-
-
-@pytest.fixture
-def store(redis_url, namespace):
-    store = RedisLease(redis_url, namespace, lease=5.0)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def term(store):
-    return store.lock("host-1").acquire(nonce())
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 import io
 import json
-import sys
 
 import pytest
 import redis
 from rich.console import Console
 
 from config.settings import Settings
-from fencebeat.cli import main
 from fencebeat.flags import read_flags
 from fencebeat.recovery import Recovery
 from fencebeat.testing.effects import MemoryEffects
@@ -39,24 +37,14 @@ def fence(redis_url, namespace):
 
 
 @pytest.fixture
-def fencebeat(tmp_path, monkeypatch, capsys, redis_url, namespace):
-    """Run a command in a folder with a project of its own; returns exit code, stdout (as JSON if it is) and stderr."""
-    module = f"project_{namespace.replace('-', '_')}"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FENCEBEAT_APP", module)
-    monkeypatch.setenv("COLUMNS", "160")
+def fencebeat(in_project):
+    """Run a command in the project; returns exit code, stdout (as JSON if it is) and stderr."""
 
     def run(*arguments, effects=""):
-        (tmp_path / f"{module}.py").write_text(PROJECT.format(url=redis_url, namespace=namespace, effects=effects))
-        sys.modules.pop(module, None)
-        code = main(list(arguments))
-        said = capsys.readouterr()
-        out = json.loads(said.out) if "--json" in arguments and said.out else said.out
-        return code, out, said.err
+        code, out, err = in_project(PROJECT, *arguments, effects=effects)
+        return code, json.loads(out) if "--json" in arguments and out else out, err
 
-    yield run
-    sys.modules.pop(module, None)
-    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
+    return run
 
 
 @pytest.fixture

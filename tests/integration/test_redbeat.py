@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import redis
 
 from fencebeat.cli import main
 from fencebeat.edits import Schedule
 from fencebeat.redbeat import read
-from tests.support.fences import SECOND, Fence
+from tests.support.fences import SECOND
 
 RECORDED = json.loads((Path(__file__).parents[1] / "unit" / "recorded" / "redbeat_2_4_2.json").read_text())
 
@@ -25,12 +24,6 @@ app.conf.beat_schedule = {{"lists": {{"task": "t", "schedule": 60.0}}}}
 
 def us(*moment):
     return round(datetime(*moment, tzinfo=UTC).timestamp()) * SECOND
-
-
-@pytest.fixture
-def fence(redis_url, namespace):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as client:
-        yield Fence.sealed(client, namespace)
 
 
 @pytest.fixture

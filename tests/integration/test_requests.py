@@ -4,11 +4,9 @@ import json
 from itertools import count
 
 import pytest
-import redis
 from celery import Celery
 
 from fencebeat.clock import SystemClock
-from fencebeat.edits import Schedule
 from fencebeat.entries import Entry
 from fencebeat.errors import ClockRefused, Fenced, StoreUnknown, TooMany, UnknownEntry, UnusableRecord
 from fencebeat.guard import GuardedTask
@@ -16,7 +14,7 @@ from fencebeat.render import Renderer
 from fencebeat.requests import BATCH, Request, Requests
 from fencebeat.schedules import read_schedule_text
 from fencebeat.ticks import task_id
-from tests.support.fences import SECOND, Fence
+from tests.support.fences import SECOND
 
 
 class LookingClock(SystemClock):
@@ -35,22 +33,6 @@ class LookingClock(SystemClock):
 
 def work():
     """Does nothing."""
-
-
-@pytest.fixture
-def client(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
-        yield made
-
-
-@pytest.fixture
-def fence(client, namespace):
-    return Fence.sealed(client, namespace)
-
-
-@pytest.fixture
-def schedule(fence):
-    return Schedule(fence.client, fence.keys, by="a test")
 
 
 @pytest.fixture

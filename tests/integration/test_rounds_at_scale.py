@@ -17,8 +17,8 @@ from fencebeat.errors import StoreUnreachable
 from fencebeat.planner import RateGuard
 from fencebeat.rounds import BATCH, PAGE
 from fencebeat.store import Store
-from tests.support.fences import SECOND, Fence
-from tests.support.leading import drain, leader, take_over
+from tests.support.fences import SECOND
+from tests.support.leading import drain, leader, set_back, take_over
 
 
 @pytest.fixture
@@ -28,10 +28,9 @@ def client(redis_url):
 
 
 @pytest.fixture
-def fence(client, namespace):
-    made = Fence.sealed(client, namespace)
-    client.pexpire(made.keys.lock, 600_000)
-    return made
+def fence(fence):
+    fence.client.pexpire(fence.keys.lock, 600_000)
+    return fence
 
 
 @pytest.fixture
@@ -47,14 +46,6 @@ def lines(count, seconds=1.0, *, queue="q", **policies):
     entries, refused = read_schedule({f"e{n:04}": {**line, "args": (n,)} for n in range(count)})
     assert refused == []
     return entries
-
-
-def set_back(fence, entries, seconds):
-    """As if nobody had led for that long; returns the mark."""
-    mark = (fence.now() // SECOND - seconds) * SECOND
-    fence.client.hset(fence.keys.last, mapping=dict.fromkeys(entries, mark))
-    fence.client.zadd(fence.keys.due, dict.fromkeys(entries, mark // 1000 + 1))
-    return mark
 
 
 def queued(client, queue="q"):

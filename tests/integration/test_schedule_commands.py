@@ -2,18 +2,15 @@
 
 import json
 import re
-import sys
 from datetime import UTC, datetime
 
 import pytest
-import redis
 
-from fencebeat.cli import main
 from fencebeat.edits import Schedule
 from fencebeat.entries import entry_of
 from fencebeat.requests import Request
 from fencebeat.schedules import read_schedule_text
-from tests.support.fences import SECOND, Fence
+from tests.support.fences import SECOND
 
 PROJECT = """
 from celery import Celery
@@ -30,34 +27,19 @@ app.conf.update(
 
 
 @pytest.fixture
-def fence(redis_url, namespace):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as client:
-        yield Fence.sealed(client, namespace)
-
-
-@pytest.fixture
 def schedule(fence):
     return Schedule(fence.client, fence.keys, zone="Europe/Berlin", by="a test")
 
 
 @pytest.fixture
-def fencebeat(tmp_path, monkeypatch, capsys, redis_url, namespace):
-    """Run a command in a folder with a project of its own; returns exit code, stdout (as JSON if it is) and stderr."""
-    module = f"project_{namespace.replace('-', '_')}"
-    (tmp_path / f"{module}.py").write_text(PROJECT.format(url=redis_url, namespace=namespace))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FENCEBEAT_APP", module)
-    monkeypatch.setenv("COLUMNS", "160")
+def fencebeat(in_project):
+    """Run a command in the project; returns exit code, stdout (as JSON if it is) and stderr."""
 
     def run(*arguments):
-        code = main(list(arguments))
-        said = capsys.readouterr()
-        out = json.loads(said.out) if "--json" in arguments and said.out else said.out
-        return code, out, said.err
+        code, out, err = in_project(PROJECT, *arguments)
+        return code, json.loads(out) if "--json" in arguments and out else out, err
 
-    yield run
-    sys.modules.pop(module, None)
-    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
+    return run
 
 
 ADD = ("schedule", "add", "nightly", "--task", "reports.nightly")

@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-import redis
 from celery import Celery, beat
 from celery.schedules import schedule
 
@@ -21,12 +20,7 @@ from fencebeat.scheduler import Scheduler
 from fencebeat.store import Store
 from fencebeat.testing.beats import Cluster, committed, elected, fenced, standing_by
 from tests.support.fences import SECOND, Fence
-
-
-@pytest.fixture
-def client(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
-        yield made
+from tests.support.leading import Leading
 
 
 @pytest.fixture
@@ -252,19 +246,6 @@ def test_celerys_own_clean_up_entry_is_scheduled_where_celery_would(redis_url) -
 
 
 # --- rounds
-
-
-class Leading:
-    """What a round asks the elector."""
-
-    def __init__(self, term):
-        self.term, self.extensions = term, []
-
-    def leading(self):
-        return self.term
-
-    def extended(self, term, started):
-        self.extensions.append((term, started))
 
 
 @pytest.fixture

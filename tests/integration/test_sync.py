@@ -5,25 +5,13 @@ import logging
 from dataclasses import replace
 
 import pytest
-import redis
 
 from fencebeat.entries import Entry, entry_of
 from fencebeat.errors import Fenced, StoreUnknown
 from fencebeat.lease import Term
 from fencebeat.schedule_memory import ScheduleMemory
 from fencebeat.sync import ONE_STEP, PAGE, Synchroniser
-from tests.support.fences import SECOND, Fence
-
-
-@pytest.fixture
-def client(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
-        yield made
-
-
-@pytest.fixture
-def fence(client, namespace):
-    return Fence.sealed(client, namespace)
+from tests.support.fences import SECOND
 
 
 class Counted(Synchroniser):

@@ -27,32 +27,8 @@ FIRE_TIME = 1_796_070_000_000_000
 
 
 @pytest.fixture
-def make_app(redis_url):
-    made = []
-
-    def make(**conf):
-        app = Celery("fast", broker=conf.pop("broker", redis_url), set_as_current=False)
-        app.conf.update(conf)
-        app.finalize()
-        made.append(app)
-        return app
-
-    yield make
-    for app in made:
-        app.close()
-
-
-@pytest.fixture
-def renderer():
-    made = []
-
-    def make(app, clock=None):
-        made.append(Renderer(app, "ns", 2.0, fast=clock or ManualClock()))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+def renderer(make_renderer):
+    return lambda app, clock=None: make_renderer(app, fast=clock or ManualClock())
 
 
 def line(name="e", **more):

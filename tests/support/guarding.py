@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import uuid
 from contextlib import ExitStack
@@ -19,63 +17,22 @@ from fencebeat import history
 from fencebeat.claims import Tick
 from fencebeat.claims.postgres import PostgresClaims
 from tests.support.claims import tick
+from tests.support.processes import Group
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60  # a worker on a loaded machine
 
 
-class Worker:
-    """One worker process and its pool, in a process group of its own."""
+class Worker(Group):
+    """One worker process and its pool."""
 
     def __init__(self, place: "Place", name: str, *options: str, failpoints: str = "", **env: str) -> None:
-        self.name, self._place = name, place
-        self.log = place.folder / f"{name}.log"
-        self._file = self.log.open("ab")
-        self.popen = subprocess.Popen(
-            [
-                *(
-                    sys.executable,
-                    "-m",
-                    "celery",
-                    "-A",
-                    "tests.support.guarded",
-                    "worker",
-                    "--hostname",
-                    f"{name}@test",
-                ),
-                *("--without-gossip", "--without-mingle", "--loglevel", "INFO", *options),
-            ],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                **place.environment,
-                "FENCEBEAT_PROC": name,
-                "FENCEBEAT_TESTING": "1",
-                "FENCEBEAT_FAILPOINTS": failpoints,
-                **env,
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=self._file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.kill()
-        self._file.close()
-
-    def signal(self, number: int) -> None:
-        """To the whole group: the worker and its pool."""
-        if self.popen.poll() is None:
-            os.killpg(self.popen.pid, number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.popen.wait(10)
+        self._place = place
+        command = [sys.executable, "-m", "celery", "-A", "tests.support.guarded", "worker", "--hostname"]
+        command += [f"{name}@test", "--without-gossip", "--without-mingle", "--loglevel", "INFO", *options]
+        told = {"FENCEBEAT_PROC": name, "FENCEBEAT_TESTING": "1", "FENCEBEAT_FAILPOINTS": failpoints, **env}
+        super().__init__(name, command, {**os.environ, **place.environment, **told}, place.folder / f"{name}.log")
 
     def said(self, event, **facts):
         """This worker's history lines about an event."""

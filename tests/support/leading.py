@@ -6,11 +6,13 @@ from dataclasses import replace
 
 from celery import Celery
 
-from fencebeat.clock import ManualClock, SystemClock
+from fencebeat.clock import SystemClock
 from fencebeat.entries import Entry
+from fencebeat.lease import Term
 from fencebeat.render import Renderer
 from fencebeat.rounds import Rounds
-from tests.support.fences import Fence
+from fencebeat.store import Emission
+from tests.support.fences import SECOND, Fence
 
 
 class Leading:
@@ -65,4 +67,22 @@ def take_over(fence: Fence, rounds: Rounds, number: int) -> None:
     rounds.election.term = fence.term
 
 
-__all__ = ["Leading", "ManualClock", "drain", "leader", "take_over"]
+def rendered(renderer: Renderer, entry: Entry, fire_time: int, term: Term) -> Emission:
+    """One tick with the message that the renderer makes of it."""
+    identity, message = renderer.render(entry, fire_time, term.token)
+    return Emission(
+        entry=entry.name,
+        version=entry.version,
+        fire_time=fire_time,
+        following=entry.next_after(fire_time),
+        task_id=identity,
+        message=message,
+    )
+
+
+def set_back(fence: Fence, entries, seconds: int) -> int:
+    """As if nobody had led for that long; returns the mark."""
+    mark = (fence.now() // SECOND - seconds) * SECOND
+    fence.client.hset(fence.keys.last, mapping=dict.fromkeys(entries, mark))
+    fence.client.zadd(fence.keys.due, dict.fromkeys(entries, mark // 1000 + 1))
+    return mark

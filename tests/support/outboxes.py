@@ -18,6 +18,7 @@ from fencebeat.outbox_capture import OutboxRenderer
 from fencebeat.outbox_sending import Sender
 from fencebeat.store import Emission
 from tests.support.fences import Fence
+from tests.support.leading import rendered
 from tests.support.waiting import until
 
 
@@ -102,15 +103,7 @@ class Bench:
         return self.fence.client.xlen(self.fence.keys.outbox)
 
     def emission(self, entry: Entry, fire_time: int, term: Term | None = None) -> Emission:
-        identity, message = self.renderer.render(entry, fire_time, (term or self.fence.term).token)
-        return Emission(
-            entry=entry.name,
-            version=entry.version,
-            fire_time=fire_time,
-            following=entry.next_after(fire_time),
-            task_id=identity,
-            message=message,
-        )
+        return rendered(self.renderer, entry, fire_time, term or self.fence.term)
 
     def outcomes(self) -> list[str]:
         return [record["outcome"] for record in self.fence.audit()]

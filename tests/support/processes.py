@@ -40,17 +40,15 @@ def environment(world, *, failpoints: str = "", **more: str) -> dict[str, str]:
     return {**ours, **given, **more}  # each process counts in its own state folder, not in ours
 
 
-class Process:
-    """One process that a test started, in a process group of its own; killed at the end of the block."""
+class Group:
+    """A process that a test started, with its children: a process group of its own, killed at the end of the block."""
 
-    def __init__(self, world, name: str, command: list[str], *, failpoints: str = "", **env: str) -> None:
-        self.name = name
-        self._history: Path = world.history
-        self.log = world.settings.state_dir / f"{name}.log"
-        self._file = self.log.open("ab")
+    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path) -> None:
+        self.name, self.log = name, log
+        self._file = log.open("ab")
         self.popen = subprocess.Popen(
             command,
-            env=environment(world, failpoints=failpoints, FENCEBEAT_PROC=name, **env),
+            env=env,
             cwd=Path(__file__).parents[2],
             stdin=subprocess.DEVNULL,
             stdout=self._file,
@@ -71,12 +69,20 @@ class Process:
             os.killpg(self.popen.pid, number)
 
     def kill(self) -> None:
-        self.signal(signal.SIGCONT)
-        self.signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)  # frozen or not: one that is thawed first would run on for a moment
         self.popen.wait(timeout=10)
 
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)
+
+
+class Process(Group):
+    """One process of the product."""
+
+    def __init__(self, world, name: str, command: list[str], *, failpoints: str = "", **env: str) -> None:
+        self._history: Path = world.history
+        told = environment(world, failpoints=failpoints, FENCEBEAT_PROC=name, **env)
+        super().__init__(name, command, told, world.settings.state_dir / f"{name}.log")
 
     def said(self, **facts):
         """Lines of this process in the history that have these facts."""
