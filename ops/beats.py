@@ -11,6 +11,7 @@ from fencebeat.connection import Broker
 from fencebeat.flags import FRESH, FlagCopy, read_flags
 from fencebeat.keys import Keys
 from fencebeat.scripts import asking
+from ops.schedules import Schedule, read
 
 PAGE: Final = 1000  # audit records read at a time
 OVERDUE: Final = 0.6  # share of the lease: a leader that renews at each third has never less left
@@ -37,12 +38,16 @@ class LostPast:
 
 @dataclass(frozen=True)
 class EntryView:
-    """An entry's last decided and next fire time, in seconds since the epoch; late_seconds is 0 while it is in time."""
+    """An entry's last decided and next fire time, in seconds since the epoch; late_seconds is 0 while it is in time.
+
+    kept: why it is not emitted: `paused`, `left alone`, `undefined`; empty while it is. Nothing that is paused is late.
+    """
 
     name: str
     last: float | None
     next: float | None
     late_seconds: float
+    kept: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Beats:
     flags: FlagCopy | None
     queues: dict[str, int] = field(default_factory=dict)
     lost: LostPast | None = None  # the last one, however long ago
+    schedule: Schedule = field(default_factory=Schedule)
 
     @property
     def flags_fresh(self) -> bool:
@@ -77,9 +83,15 @@ def look(connected: redis.Redis, keys: Keys, *, lock_in_redis: bool = True, queu
         asked.pttl(keys.lock)
         asked.hgetall(keys.last)
         asked.zrange(keys.due, 0, -1, withscores=True)
+        asked.hgetall(keys.paused)
+        asked.hgetall(keys.quarantine)
+        asked.hkeys(keys.entries)
+        asked.xlen(keys.outbox)
+        asked.xrange(keys.outbox, count=1)
         for queue in queues:
             asked.llen(queue)
-        (seconds, micro), term, held, left, marks, due, *lengths = asked.execute()
+        (seconds, micro), term, held, left, marks, due, *records = asked.execute()
+    paused, quarantine, defined, rows, first, *lengths = records
     now = seconds + micro / 1e6
     leader = None
     if term and (not lock_in_redis or held == term.get("nonce")):
@@ -92,21 +104,32 @@ def look(connected: redis.Redis, keys: Keys, *, lock_in_redis: bool = True, queu
         )
     marks.pop("generation", None)
     following = {name: score / 1000 for name, score in due}
+    schedule = read(
+        now,
+        paused=paused,
+        quarantine=quarantine,
+        defined=defined,
+        due=following,
+        outbox=(rows, first),
+        digest=term.get("digest"),
+    )
+    kept = dict.fromkeys(quarantine, "left alone") | dict.fromkeys(schedule.undefined, "undefined")
+    kept |= dict.fromkeys(paused, "paused")
     entries = tuple(
         EntryView(
             name=name,
             last=int(marks[name]) / 1e6 if name in marks else None,
             next=following.get(name),
             late_seconds=max(0.0, now - following[name]) if name in following else 0.0,
+            kept=kept.get(name, ""),
         )
-        for name in sorted(following | marks)
-        if name in following  # a mark alone belongs to an entry that was removed
+        for name in sorted(following.keys() | paused.keys())  # a mark alone belongs to an entry that was removed
     )
     lost = None
     if "lost_past" in term:
         lost = LostPast(until=int(term["lost_past"]) / 1e6, ticks=int(term.get("lost_ticks", 0)))
     flags = read_flags(connected, keys)
-    return Beats(now, leader, entries, flags, dict(zip(queues, lengths, strict=True)), lost)
+    return Beats(now, leader, entries, flags, dict(zip(queues, lengths, strict=True)), lost, schedule)
 
 
 class Decisions:

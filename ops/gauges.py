@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ops.schedules import Schedule
 from ops.status import Status, Target
 
 STATES = ("indexed", "dirty", "claimed", "dead", "absent")
@@ -49,6 +50,8 @@ def families(status: Status, ticks: Mapping[str, int] | None, tick_lag_seconds: 
         yield _labelled("fencebeat_queue_messages", "Messages waiting in a queue", "queue", status.queues)
         late = {entry.name: entry.late_seconds for entry in status.entries}
         yield _labelled("fencebeat_tick_late_seconds", "How long an entry's next tick is overdue", "entry", late)
+    if status.schedule is not None:
+        yield from _schedule(status, status.schedule)
     if status.leader is not None:
         yield _gauge("fencebeat_token", "Fencing token of the term in force", float(status.leader.token))
         if status.leader.lease_left_seconds is not None:
@@ -60,6 +63,22 @@ def families(status: Status, ticks: Mapping[str, int] | None, tick_lag_seconds: 
         yield _gauge("fencebeat_tick_lag_seconds", "Lag of the newest emitted tick", tick_lag_seconds)
     if status.ledger_answered:
         yield from _ledger(status)
+
+
+def _schedule(status: Status, seen: Schedule) -> Iterable[Metric]:
+    for name, text, entries in (
+        ("paused", "Entries that somebody has paused", len(seen.paused)),
+        ("quarantined", "Entries that the leader leaves alone", len(seen.left_alone)),
+        ("undefined", "Entries that are due and whose definition was lost", len(seen.undefined)),
+    ):
+        yield _gauge(f"fencebeat_{name}_entries", text, float(entries))
+    yield _gauge("fencebeat_outbox_messages", "Messages that wait in the outbox", float(seen.outbox_messages))
+    yield _gauge("fencebeat_outbox_age_seconds", "How long the oldest message waits in the outbox", seen.outbox_seconds)
+    lost = status.lost.ticks if status.lost is not None else 0
+    yield _gauge("fencebeat_lost_ticks", "Ticks that a loss of Redis within a day may have lost", float(lost))
+    if status.same_schedule is not None:
+        drifts = float(not status.same_schedule)
+        yield _gauge("fencebeat_schedule_drift", "1 while the leader's schedule is not the one configured here", drifts)
 
 
 def _ledger(status: Status) -> Iterable[Metric]:

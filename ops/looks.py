@@ -18,7 +18,8 @@ def page(status: Status, text: str, tenant: str, found: str) -> str:
     """The whole page. found: HTML of an answered search; without one the page reloads itself every 5 s."""
     word = "degraded" if status.degraded else "ok"
     entries = [
-        (entry.name, moment(entry.last), moment(entry.next), f"{entry.late_seconds:.1f} s") for entry in status.entries
+        (entry.name, moment(entry.last), moment(entry.next), f"{entry.late_seconds:.1f} s", entry.kept)
+        for entry in status.entries
     ]
     targets = [
         (t.target_id, t.indexed, t.dirty, t.dead, t.chunks, f"{t.oldest_dirty_seconds:.0f} s") for t in status.targets
@@ -34,7 +35,8 @@ def page(status: Status, text: str, tenant: str, found: str) -> str:
         "<h2>Who leads</h2>",
         _leader(status),
         "<h2>Schedule</h2>",
-        _table(("entry", "last", "next", "late"), entries),
+        _notes(status),
+        _table(("entry", "last", "next", "late", "kept back"), entries),
         "<h2>Documents</h2>",
         _table(("target", "indexed", "dirty", "dead", "chunks", "oldest edit waits"), targets),
         "<h2>Search</h2><form method=get>",
@@ -71,6 +73,10 @@ def moment(seconds: float | None) -> str:
 def _problems(status: Status) -> str:
     items = "".join(f"<li>{escape(p.says)} <small>since {moment(p.since)}</small></li>" for p in status.problems)
     return f"<ul class=problems>{items}</ul>" if items else ""
+
+
+def _notes(status: Status) -> str:
+    return "".join(f"<p>{escape(note)}</p>" for note in status.notes())
 
 
 def _leader(status: Status) -> str:

@@ -8,6 +8,8 @@ work when the embedder does not.
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Final
 
 import httpx
@@ -20,7 +22,7 @@ from fencebeat.clock import Clock, system_clock
 from fencebeat.errors import FencebeatError
 from index.ledger import Ledger, open_pool
 from index.ledger.pool import connection
-from ops import beats
+from ops import beats, schedules
 
 LATE_SECONDS: Final = 10.0
 """A tick or a document is late after this much more than it may take: two leases or one sweep, with the defaults."""
@@ -71,6 +73,8 @@ class Status:
     lost: beats.LostPast | None = None  # for a day after Redis lost its data; no problem any more
     entries: tuple[beats.EntryView, ...] = ()
     queues: dict[str, int] = field(default_factory=dict)
+    schedule: schedules.Schedule | None = None  # None: Redis did not answer
+    same_schedule: bool | None = None  # whether the leader's configuration is this one; None where nobody leads
     flags_fresh: bool = False
     stops: tuple[Switch, ...] = ()
     targets: tuple[Target, ...] = ()
@@ -85,6 +89,15 @@ class Status:
     def degraded(self) -> bool:
         """Whether anything is wrong."""
         return bool(self.problems)
+
+    def notes(self) -> list[str]:
+        """What a reader should know, though nothing is wrong."""
+        told = schedules.notes(self.schedule, self.same_schedule) if self.schedule is not None else []
+        if self.lost is not None:
+            at = f"{datetime.fromtimestamp(self.lost.until, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            lost = f"{self.lost.ticks} ticks may have been lost"
+            told.append(f"Redis had lost its data at {at}; {lost}: fencebeat schedule gaps")
+        return told
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -138,12 +151,18 @@ class Observer:
         """Lag of the newest emitted tick that `decisions` has read."""
         return self._decisions.last_lag_seconds
 
+    @cached_property
+    def _digest(self) -> str:
+        return schedules.configured_digest(self._settings)
+
     def _scheduler(self, status: Status) -> list[Problem]:
         seen = beats.look(
             self._redis, self._keys, lock_in_redis=self._settings.lock == "redis", queues=(self._settings.namespace,)
         )
         status.leader, status.entries, status.queues = seen.leader, seen.entries, seen.queues
-        status.flags_fresh = seen.flags_fresh
+        status.flags_fresh, status.schedule = seen.flags_fresh, seen.schedule
+        if seen.leader is not None and seen.schedule.digest is not None:
+            status.same_schedule = seen.schedule.digest == self._digest
         if seen.lost is not None and seen.now - seen.lost.until < TOLD_SECONDS:
             status.lost = seen.lost
         problems = []
@@ -156,6 +175,7 @@ class Observer:
         late = [f"{e.name} by {e.late_seconds:.0f} s" for e in seen.entries if e.late_seconds > LATE_SECONDS]
         if late:
             problems.append(Problem("ticks", f"Ticks are late: {', '.join(late)}."))
+        problems += [Problem(*problem) for problem in schedules.problems(seen.schedule)]
         if not seen.flags_fresh:
             age = "are missing" if seen.flags is None else f"were last renewed {seen.flags.age_seconds:.0f} s ago"
             says = f"The switches in Redis {age}: they count as unknown, Postgres is asked instead."

@@ -128,14 +128,12 @@ def _shown(seen: "Status") -> RenderableType:
         trust = "" if left is None else f", lease for another {left:.1f} s"
         who = f"{seen.leader.holder} leads since {_clock(seen.leader.since)}, token {seen.leader.token}{trust}"
         parts.append(Text(who))
-    if seen.lost is not None:
-        says = f"Redis had lost its data at {_clock(seen.lost.until)}; {seen.lost.ticks} ticks may have been lost"
-        parts.append(Text(f"{says}: fencebeat schedule gaps", "yellow"))
+    parts.extend(Text(note, "yellow") for note in seen.notes())
     if seen.entries:
-        table = Table("entry", "last", "next", "late", box=None)
+        table = Table("entry", "last", "next", "late", "", box=None)
         for entry in seen.entries:
             late = f"{entry.late_seconds:.1f} s" if entry.late_seconds else ""
-            table.add_row(Text(entry.name), _clock(entry.last), _clock(entry.next), late)
+            table.add_row(Text(entry.name), _clock(entry.last), _clock(entry.next), late, entry.kept)
         parts.append(table)
     if seen.targets:
         table = Table("target", "indexed", "dirty", "dead", "chunks", "oldest edit waits", box=None)

@@ -8,11 +8,13 @@ import redis
 from rich.console import Console
 
 from config.settings import Settings
+from fencebeat.edits import Schedule
 from fencebeat.flags import read_flags
 from fencebeat.recovery import Recovery
 from fencebeat.testing.effects import MemoryEffects
-from ops import beats
+from ops import beats, looks
 from ops.cli.running import _shown
+from ops.schedules import configured_digest
 from ops.status import Observer, Status
 from tests.support.audits import sent
 from tests.support.fences import SECOND, Fence
@@ -121,6 +123,34 @@ def test_status_tells_of_the_loss_for_a_day_and_counts_it_as_over(fence, lost, r
     assert (first.lost, later.lost) == (seen.lost, None)
     assert "3 ticks may have been lost: fencebeat schedule gaps" in _text(first)
     assert [problem for problem in problems if "lost" in problem.says] == []
+
+
+def test_status_tells_what_keeps_entries_back_and_whose_schedule_is_in_force(fence, redis_url, namespace) -> None:
+    settings = Settings(redis_url=redis_url, namespace=namespace)
+    for name in ("going", "nightly", "broken", "gone"):
+        fence.entry(name, mark=fence.now())
+    Schedule(fence.client, fence.keys, by="ana").pause("nightly", "a holiday")
+    left = json.dumps({"reason": "no such task", "since": fence.now(), "until": fence.now() + 30 * SECOND})
+    fence.store.quarantine(fence.term, {"broken": left})
+    fence.client.hdel(fence.keys.entries, "gone")
+    fence.client.hset(fence.keys.term, "digest", configured_digest(settings))
+    observer = Observer(settings)
+    try:
+        first, later = Status(at=0.0), Status(at=0.0)
+        kinds = {problem.kind for problem in observer._scheduler(first)}
+        fence.client.hset(fence.keys.term, "digest", "of another configuration")
+        observer._scheduler(later)
+    finally:
+        observer.close()
+    assert {"quarantine", "definitions"} <= kinds
+    kept = {entry.name: entry.kept for entry in first.entries}
+    assert kept == {"going": "", "nightly": "paused", "broken": "left alone", "gone": "undefined"}
+    assert (first.same_schedule, later.same_schedule) == (True, False)
+    assert "Somebody has paused one entry: nightly (by ana: a holiday)." in _text(first)
+    assert "not the one configured here" in _text(later)
+    page = looks.page(later, "", "", "")
+    for said in ("nightly (by ana: a holiday)", "not the one configured here", "<td>undefined</td>"):
+        assert said in page
 
 
 def _text(status) -> str:

@@ -5,12 +5,17 @@ from datetime import UTC, datetime
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from config import celery as configured
 from control.switches import Switch
 from fencebeat.clock import ManualClock
-from ops import gauges, looks
-from ops.beats import EntryView, Leader
+from fencebeat.configuration import Configuration
+from fencebeat.entries import lines_of, read_schedule, schedule_digest
+from ops import gauges, looks, schedules
+from ops.beats import EntryView, Leader, LostPast
 from ops.page import FRESH_SECONDS, Watch
+from ops.schedules import Kept, Schedule
 from ops.status import STALE_SECONDS, Problem, Status, Target, _document_problems
+from tasks import app
 
 STOP = Switch("all", "write", 7, "bad parser", "me@host", datetime(2026, 1, 1, tzinfo=UTC), None)
 
@@ -114,6 +119,85 @@ def test_gauges_of_a_leader_and_its_ticks():
         assert line in text
 
 
+RECORDS = {
+    "paused": {"nightly": '{"by": "ana", "at": 5000000, "reason": "a holiday"}'},
+    "quarantine": {"broken": '{"reason": "its task cannot be imported", "since": 7000000, "until": 9000000}'},
+    "defined": ["nightly", "broken", "generation"],
+    "due": ["broken", "gone"],
+    "outbox": (3, [("60000-0", {})]),
+    "digest": "theirs",
+}
+
+
+def test_what_keeps_entries_back_is_read_from_the_records():
+    assert schedules.read(100.0, **RECORDS) == Schedule(
+        paused=(Kept("nightly", "a holiday", 5.0, "ana"),),
+        left_alone=(Kept("broken", "its task cannot be imported", 7.0),),
+        undefined=("gone",),
+        outbox_messages=3,
+        outbox_seconds=40.0,
+        digest="theirs",
+    )
+    nothing = {"paused": {}, "quarantine": {}, "defined": [], "due": [], "outbox": (0, []), "digest": None}
+    assert schedules.read(100.0, **nothing) == Schedule()
+
+
+@pytest.mark.parametrize("text", ["rubbish", "[]", "{}", '{"at": "soon"}'])
+def test_a_pause_that_cannot_be_read_is_still_a_pause(text):
+    (pause,) = schedules.read(100.0, **{**RECORDS, "paused": {"nightly": text}}).paused
+    assert (pause.entry, pause.since) == ("nightly", None)
+
+
+def test_what_keeps_entries_back_is_a_problem_unless_somebody_wanted_it():
+    seen = schedules.read(100.0, **RECORDS)
+    found = {kind: (says, since) for kind, says, since in schedules.problems(seen)}
+    assert found == {
+        "quarantine": ("The leader leaves one entry alone: broken: its task cannot be imported.", 7.0),
+        "definitions": ("Definitions were lost: gone. Add them again, or remove the entries.", None),
+        "outbox": ("3 messages wait in the outbox, the oldest one for 40 s.", None),
+    }
+    assert schedules.notes(seen, None) == ["Somebody has paused one entry: nightly (by ana: a holiday)."]
+    assert "not the one configured here" in schedules.notes(Schedule(), same=False)[0]
+    assert schedules.notes(Schedule(), same=True) == []
+    assert schedules.problems(Schedule(outbox_messages=3, outbox_seconds=schedules.WAITS_SECONDS)) == []
+
+
+def test_the_configured_schedule_is_told_as_the_beats_tell_it():
+    configuration = Configuration.of(app)
+    lines = lines_of(app)
+    beats, _ = read_schedule(lines, zone=configuration.zone, lease=configuration.timing.lease)
+    given = configured._configured  # what the application was made from; another test may have changed the environment
+    assert schedules.configured_digest(given) == schedule_digest(beats)
+    other = given.model_copy(update={"sweep_seconds": given.sweep_seconds + 1})
+    assert schedules.configured_digest(other) != schedule_digest(beats)
+
+
+def test_a_sentence_names_a_few_of_many():
+    many = tuple(Kept(f"e{number}", "why", float(number)) for number in range(20))
+    [(_, says, since)] = schedules.problems(Schedule(left_alone=many))
+    assert says.startswith("The leader leaves 20 entries alone: e0: why; e1")
+    assert says.endswith("and 15 more.")
+    assert since == 0.0
+
+
+def test_gauges_of_what_keeps_entries_back():
+    seen = Status(at=1.0, schedule=schedules.read(100.0, **RECORDS), lost=LostPast(1.0, 4), same_schedule=False)
+    text = gauges.text(seen, None, None).decode()
+    for line in (
+        "fencebeat_paused_entries 1.0",
+        "fencebeat_quarantined_entries 1.0",
+        "fencebeat_undefined_entries 1.0",
+        "fencebeat_outbox_messages 3.0",
+        "fencebeat_outbox_age_seconds 40.0",
+        "fencebeat_lost_ticks 4.0",
+        "fencebeat_schedule_drift 1.0",
+    ):
+        assert line in text
+    nobody = gauges.text(Status(at=1.0, schedule=Schedule()), None, None).decode()
+    assert "fencebeat_lost_ticks 0.0" in nobody
+    assert "drift" not in nobody
+
+
 def test_everything_on_the_page_is_escaped():
     evil = "<script>alert(1)</script>"
     seen = Status(
@@ -122,6 +206,7 @@ def test_everything_on_the_page_is_escaped():
         entries=(EntryView(evil, None, None, 0.0),),
         targets=(target(target_id=evil),),
         problems=[Problem("x", evil)],
+        schedule=Schedule(paused=(Kept(evil, evil, 1.0, evil),)),
     )
     hit = {"title": evil, "doc_uid": evil, "start": 0, "end": 1, "text": evil}
     found = looks.hits({"hits": [hit], "partial": True, "reason": evil}) + looks.alert(evil)
