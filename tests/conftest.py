@@ -10,6 +10,7 @@ import httpx
 import pytest
 import redis
 
+from fencebeat.connection import Client
 from tests.support.fences import Fence
 from tests.support.servers import database, running, unique
 
@@ -110,7 +111,7 @@ def redis_client(redis_url):
 @pytest.fixture
 def client(redis_url):
     """A client on `redis_url`; answers are text."""
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
+    with Client.from_url(redis_url, decode_responses=True, socket_timeout=5, socket_connect_timeout=5) as made:
         yield made
 
 

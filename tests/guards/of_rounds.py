@@ -4,6 +4,7 @@ from functools import partial
 
 from tests.guards.guard import Guard
 
+AHEAD = "tests/integration/test_looking_ahead.py"
 ROUNDS = "tests/integration/test_scheduler.py"
 CATCHUP = "tests/unit/test_catchup.py"
 CAPTURE = "tests/integration/test_capture.py"
@@ -32,6 +33,28 @@ GUARDS = (
         text="if step > JUMP:",
         instead="if False:",
         tests=(f"{ROUNDS}::test_s14_a_jump_of_years_stops_emission_before_any_mark_moves_and_its_end_resumes",),
+    ),
+    rounds(
+        name="next-batch-ends-with-the-term",
+        breaks="I1a I12",
+        text="self._synced = self._open = self._next = self._reading",
+        instead="self._synced = self._open = self._reading",
+        tests=(f"{AHEAD}::test_the_next_batch_of_a_lost_term_is_not_sent_under_a_later_one",),
+    ),
+    rounds(
+        name="next-batch-does-not-end-the-one-under-way",
+        breaks="I12",
+        text="            except StoreUnreachable as error:  # its ticks",
+        instead="            except ZeroDivisionError as error:  # its ticks",
+        tests=(f"{AHEAD}::test_a_broker_that_is_gone_while_the_next_batch_is_made_leaves_the_one_under_way_alone",),
+    ),
+    Guard(
+        file="beat/src/fencebeat/connection.py",
+        name="unread-reply-ends-the-connection",
+        breaks="I1a I12",
+        text="                connection.disconnect()  # the reply",
+        instead="                pass  # the reply",
+        tests=(f"{AHEAD}::test_a_reply_that_nobody_reads_is_not_taken_for_the_next_one",),
     ),
     rounds(
         name="lost-reply-is-asked-again",

@@ -343,16 +343,16 @@ def test_f15_lost_answers_of_redis_lose_and_double_nothing(box, base, namespace,
     fill(box, base, 3)
     box.publisher._step(box.fence.term)
     box.publisher._collect(5)
-    real, failed = box.publisher._client.evalsha, []
+    real, failed = box.publisher._client.execute_command, []
 
-    def broken(*args):
-        answer = real(*args)
+    def broken(*args, **options):
+        answer = real(*args, **options)
         if len(failed) < 2:
             failed.append(args)
             raise redis.exceptions.ConnectionError("the answer was lost")
         return answer
 
-    monkeypatch.setattr(box.publisher._client, "evalsha", broken)
+    monkeypatch.setattr(box.publisher._client, "execute_command", broken)
     box.publisher.start()
     box.wait_until_empty()
     assert len(failed) == 2

@@ -8,9 +8,9 @@ import time
 from collections import Counter
 
 import pytest
-import redis
 from celery import Celery
 
+from fencebeat.connection import Client
 from fencebeat.edits import Schedule
 from fencebeat.entries import entry_of, read_schedule
 from fencebeat.errors import StoreUnreachable
@@ -23,7 +23,7 @@ from tests.support.leading import drain, leader, set_back, take_over
 
 @pytest.fixture
 def client(redis_url):
-    with redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=10, socket_connect_timeout=5) as made:
+    with Client.from_url(redis_url, decode_responses=True, socket_timeout=10, socket_connect_timeout=5) as made:
         yield made
 
 

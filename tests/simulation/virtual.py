@@ -117,7 +117,7 @@ class SimClient(redis.Redis):
             return self.sim_port.port("time", self._time)
         if name == "EVALSHA":
             script, text = SCRIPTS[args[1]]
-            return self.sim_port.port(script, lambda: self._run(text, args[2:]))
+            return self.sim_port.port(script, lambda: self._run(text, args[2:], options.get("meanwhile")))
         return self.sim_port.port(name.lower(), lambda: self._plain(*args, **options))
 
     def _plain(self, *args: Any, **options: Any) -> Any:
@@ -126,7 +126,9 @@ class SimClient(redis.Redis):
     def _time(self) -> tuple[int, int]:
         return divmod(round(self.sim_port.server_time() * 1_000_000), 1_000_000)
 
-    def _run(self, text: str, rest: tuple[Any, ...]) -> Any:
+    def _run(self, text: str, rest: tuple[Any, ...], meanwhile: Callable[[], None] | None) -> Any:
+        if meanwhile is not None:
+            meanwhile()
         whole = PRELUDE + text
         try:
             return self._plain("EVALSHA", _digest(whole), *rest)

@@ -52,6 +52,21 @@ class _SentinelParameters(_Parameters, transport.SentinelChannel):
     pass
 
 
+class Client(redis.Redis):
+    """A client that can do something of ours between sending a command and reading its reply."""
+
+    def parse_response(self, connection: Any, command_name: str, **options: Any) -> Any:
+        """See `redis.Redis.parse_response`. The option `meanwhile` is called first; the command has been sent."""
+        meanwhile = options.pop("meanwhile", None)
+        if meanwhile is not None:
+            try:
+                meanwhile()
+            except BaseException:
+                connection.disconnect()  # the reply that nobody reads would be taken for that of the next command
+                raise
+        return super().parse_response(connection, command_name, **options)  # type: ignore[no-untyped-call] # untyped in redis-py
+
+
 @dataclass(frozen=True)
 class Broker:
     """Where the broker is, as kombu understands it. Opens nothing."""
@@ -90,7 +105,7 @@ class Broker:
         channel = (_SentinelParameters if sentinel else _Parameters)(kombu_transport)
         channel.ours = ours
         try:
-            return redis.Redis(connection_pool=channel._get_pool())  # noqa: SLF001 - the one place where kombu makes it
+            return Client(connection_pool=channel._get_pool())  # noqa: SLF001 - the one place where kombu makes it
         finally:
             kombu_transport.cycle.close()
             connection.release()

@@ -6,14 +6,16 @@
      │                         └─ fenced, unknown: the term is over                          │               the same
      └─ an edit, a lost definition: read what changed             not leading: nothing is sent               batch again
 
-Nothing is remembered between rounds but the schedule, the rest of a page, a batch whose reply was lost, and entries
-that raised: what is due is asked from the store, from the mark on, so a tick between two leaders is the next one's.
+While the server works on one batch of a page, the next one is made. Nothing is remembered between rounds but the
+schedule, the rest of a page, that next batch, a batch whose reply was lost, and entries that raised: what is due is
+asked from the store, from the mark on, so a tick between two leaders is the next one's.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from fencebeat.clock import Clock
@@ -104,7 +106,8 @@ class Rounds:
         self._odd: tuple[int, int] | None = None  # generation and number of entries that were looked into
         self._page: deque[tuple[str, int | None]] = deque()
         self._page_now = 0
-        self._open: Batch | None = None
+        self._open: Batch | None = None  # sent, and its reply was lost
+        self._next: tuple[Decision, ...] | None = None  # made while the batch before it was under way
         self._jumps = jumps or JumpWatch(clock)
         self._calls = count(1)
 
@@ -124,9 +127,11 @@ class Rounds:
                 self._commit(self._open)  # its reply was lost: what it did is answered `duplicate`
                 return 0.0
             self._open = None  # of a term that is over: the store refuses it
-        if not self._page and (pause := self._turn_page(term)) is not None:
-            return pause
-        decisions = tuple(self._decide(term))
+        decisions, self._next = self._next, None
+        if decisions is None:
+            if not self._page and (pause := self._turn_page(term)) is not None:
+                return pause
+            decisions = tuple(self._decide(term))
         if decisions and self._leading() == term:
             self._commit(Batch(term, decisions))
         self.quarantine.flush(self._store, term)
@@ -155,7 +160,7 @@ class Rounds:
 
     def forget(self) -> None:
         """Drop everything that belongs to a lost term; the store is asked anew."""
-        self._synced = self._open = self._reading = self._odd = None
+        self._synced = self._open = self._next = self._reading = self._odd = None
         self._doubt = False
         self._page.clear()
         self.memory.forget()
@@ -241,6 +246,14 @@ class Rounds:
                 self._leave_alone(name, f"it cannot be emitted: {error!r:.500}", logged=True)
             room -= made
 
+    def _look_ahead(self, term: Term) -> None:
+        """Make the next batch of the page: other entries than those of the batch that the server works on."""
+        if self._page and self._next is None:
+            try:
+                self._next = tuple(self._decide(term))
+            except StoreUnreachable as error:  # its ticks stay due: the next round asks for them, and says so
+                log.debug("the next batch was not made while another was sent: %s", error)
+
     def _unknown(self, name: str, entry: Entry | None) -> None:
         if entry is not None:
             log.error("entry %s has no mark in the store; the schedule is compared", name)
@@ -271,6 +284,7 @@ class Rounds:
                 batch.decisions,
                 sender_now=round(self._clock.wall() * SECOND),
                 flags_generation=self._flags_generation(),
+                meanwhile=partial(self._look_ahead, term),
             )
         except StoreUnreachable:
             raise  # no return in the history either: its outcome is unknown, and the batch is kept

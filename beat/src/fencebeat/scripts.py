@@ -5,7 +5,7 @@ sent in the same call.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
@@ -27,14 +27,23 @@ class Script:
             self.text.encode(), usedforsecurity=False
         ).hexdigest()  # Redis names scripts by SHA-1
 
-    def __call__(self, client: redis.Redis, keys: Sequence[str], args: Sequence[Any]) -> Any:
+    def __call__(
+        self,
+        client: redis.Redis,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Any:
         """Run it once and return its reply.
 
+        meanwhile: called while the server works, by a client that can (`connection.Client`).
         Raises StoreUnreachable when it is not known whether it ran, UnusableRecord when it refused a key's content.
         """
         with asking(client):
             try:
-                reply = client.evalsha(self.digest, len(keys), *keys, *args)
+                reply = client.execute_command(  # type: ignore[no-untyped-call] # untyped in redis-py
+                    "EVALSHA", self.digest, len(keys), *keys, *args, meanwhile=meanwhile
+                )
             except NoScriptError:
                 reply = client.eval(self.text, len(keys), *keys, *args)
         if isinstance(reply, list) and reply and reply[0] == "unusable":

@@ -7,7 +7,7 @@ ClockRefused where this host's clock is ahead.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,11 +101,18 @@ class Store:
         )
 
     def commit(
-        self, term: Term, decisions: Sequence[Decision], *, sender_now: int, flags_generation: int | None = None
+        self,
+        term: Term,
+        decisions: Sequence[Decision],
+        *,
+        sender_now: int,
+        flags_generation: int | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Committed:
         """Enqueue, advance and record `decisions` in one step; extends the lease.
 
         sender_now: this host's clock in microseconds. flags_generation: what the sender read from the effect store.
+        meanwhile: called while the server works, where the client can.
         """
         keys = self._keys
         queues = _Queues()
@@ -124,6 +131,7 @@ class Store:
                 *(sender_now, self._tolerance, "" if flags_generation is None else flags_generation, AUDIT_LENGTH),
                 *(len(decisions), *ticks),
             ],
+            meanwhile,
         )
         return Committed(now=int(reply[1]), outcomes=tuple(reply[2:]))
 
@@ -187,8 +195,15 @@ class Store:
     def _under(self, name: str, term: Term, keys: Sequence[str], args: Sequence[Any]) -> list[str]:
         return self._run(name, term, keys, [str(term.token), term.nonce, self._carrier, *args])
 
-    def _run(self, name: str, term: Term, keys: Sequence[str], args: Sequence[Any]) -> list[str]:
-        return accepted(script(name)(self._client, keys, args), term)
+    def _run(
+        self,
+        name: str,
+        term: Term,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[str]:
+        return accepted(script(name)(self._client, keys, args, meanwhile), term)
 
 
 def accepted(reply: list[str], term: Term) -> list[str]:
