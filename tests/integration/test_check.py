@@ -13,6 +13,7 @@ from fencebeat.cli.entry import application
 from fencebeat.clock import ManualClock, SystemClock
 from fencebeat.effects import Flag
 from fencebeat.errors import ImpossibleConfiguration
+from fencebeat.guard import GuardedTask
 from fencebeat.scheduler import Scheduler
 from ops.services.launch import free_ports
 from tests.support import ports
@@ -237,6 +238,17 @@ def test_a_store_of_claims_that_answers_or_not(app, kept):
         [gone] = found(app, "claims")
 
     assert (answers.level, gone.level) == ("ok", "failed"), gone
+
+
+def test_guarded_tasks_without_a_store_of_claims(app):
+    @app.task(name="charge", base=GuardedTask, shared=False)
+    def charge():
+        pass
+
+    [finding] = found(app, "claims")
+    assert finding.level == "failed"
+    assert "charge" in finding.says
+    assert "fencebeat_claims" in finding.repair
 
 
 def test_an_etcd_that_answers_or_not(app, servers, tmp_path):

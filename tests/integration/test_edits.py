@@ -364,6 +364,13 @@ def test_a_store_that_lost_its_past_is_not_edited(fence, schedule, record) -> No
     assert fence.everything() == before
 
 
+@pytest.mark.parametrize("ask", ["pause", "resume", "run_now", "remove", "edit"])
+def test_before_any_beat_has_led_that_is_what_is_said_and_not_that_the_entry_is_unknown(fence, schedule, ask) -> None:
+    fence.client.delete(fence.keys.entries, fence.keys.last)
+    with pytest.raises(NoPast, match="No beat has led here yet"):
+        getattr(schedule, ask)("configured")
+
+
 @pytest.mark.parametrize("record", ["due", "paused", "edits", "audit", "requests"])
 def test_a_record_of_another_type_changes_nothing(fence, schedule, record) -> None:
     fence.client.set(getattr(fence.keys, record), "rubbish")

@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore
+from celery.signals import worker_ready
 
 from fencebeat.claims import Claimed
 from fencebeat.claims.heartbeat import Heartbeat
@@ -184,6 +185,34 @@ def test_the_setting_names_the_store_which_is_made_once(monkeypatch):
 def made(namespace):
     assert namespace == "mine"
     return MemoryClaims()
+
+
+class Consumer:
+    """What sends `worker_ready`."""
+
+    def __init__(self, app):
+        self.app = app
+
+
+def test_a_worker_says_at_its_start_that_its_guarded_tasks_have_no_store(caplog):
+    app = Celery(broker="memory://", set_as_current=False)
+
+    def said_at_the_start():
+        caplog.clear()
+        worker_ready.send(sender=Consumer(app))
+        return [record.getMessage() for record in caplog.records if record.name == "fencebeat.guard"]
+
+    assert said_at_the_start() == []
+
+    @app.task(name="charge", base=GuardedTask, shared=False)
+    def charge():
+        pass
+
+    (message,) = said_at_the_start()
+    assert "guarded tasks cannot run here, their ticks are put back: charge" in message
+    assert "fencebeat_claims must name a store" in message
+    app.conf.fencebeat_claims = "redis://h/0"
+    assert said_at_the_start() == []
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from fencebeat.configuration import Configuration
 from fencebeat.connection import clock_difference
 from fencebeat.entries import lines_of, read_schedule
 from fencebeat.errors import FencebeatError, Fenced, ImpossibleConfiguration, StoreUnknown, StoreUnreachable
+from fencebeat.guard import guarded_tasks
 from fencebeat.lease import Term
 from fencebeat.overlap import refusal
 from fencebeat.scripts import address, asking
@@ -259,8 +260,12 @@ def _effects(configuration: Configuration) -> Finding:
 
 
 def _claims(app: Celery) -> Finding:
+    guarded = guarded_tasks(app)
     if not app.conf.get("fencebeat_claims"):
-        return Finding("claims", "ok", "none: no task is guarded (fencebeat_claims)")
+        if not guarded:
+            return Finding("claims", "ok", "none: no task is guarded (fencebeat_claims)")
+        says = f"guarded, and no store for their claims: {', '.join(guarded)}. Workers put their ticks back, unrun."
+        return Finding("claims", "failed", says, "Set fencebeat_claims.")
     return Finding("claims", "ok", f"answers: highest token claimed {ClaimSettings.of(app).open().floor()}")
 
 

@@ -57,6 +57,7 @@ class Found:
     mark: int | None
     paused: Mapping[str, Any] | None  # by whom, when and why
     now: int
+    has_past: bool = True  # False: no beat has led here yet, or the store lost its data
 
     @property
     def entry(self) -> Entry:
@@ -132,12 +133,13 @@ class Schedule:
             all_of.hget(self._keys.entries, name)
             all_of.hget(self._keys.last, name)
             all_of.hget(self._keys.paused, name)
-            (seconds, rest), *values = all_of.execute(raise_on_error=False)
+            all_of.hexists(self._keys.entries, "generation")
+            (seconds, rest), *values, has_past = all_of.execute(raise_on_error=False)
         for key, value in zip((self._keys.entries, self._keys.last, self._keys.paused), values, strict=True):
             if isinstance(value, redis.ResponseError):
                 raise UnusableRecord(key=key, found=str(value))
         text, mark, paused = values
-        return Found(name, text, int(mark) if mark else None, _json(paused), seconds * SECOND + rest)
+        return Found(name, text, int(mark) if mark else None, _json(paused), seconds * SECOND + rest, bool(has_past))
 
     def make(self, name: str, line: Mapping[str, Any]) -> Entry:
         """The stored entry that a line as in `beat_schedule` means, without storing it. Raises UnusableEntry."""
@@ -287,6 +289,8 @@ class Schedule:
         keys = self._keys
         for _ in range(ATTEMPTS):
             found = self.find(name)
+            if not found.has_past:  # asked first: what is configured is in the store only after a beat has led
+                raise NoPast(record=self._keys.entries)
             wanted = change(found)
             host_now = round(self._clock.wall() * SECOND)
             reply = script("edit_entries")(

@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 from celery import Celery, Task, current_task
 from celery.exceptions import Ignore, Reject, Retry
+from celery.signals import worker_ready
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker.request import Request
 
@@ -38,7 +39,7 @@ from fencebeat.claims.heartbeat import Heartbeat
 from fencebeat.claims.opening import ClaimSettings, claims_of
 from fencebeat.claims.port import ClaimStore, Closed, Running, Tick
 from fencebeat.clock import Clock, system_clock
-from fencebeat.errors import ClaimLost, FencebeatError, NotInPostgres, StoreUnreachable
+from fencebeat.errors import ClaimLost, FencebeatError, ImpossibleConfiguration, NotInPostgres, StoreUnreachable
 from fencebeat.failpoints import failpoint
 from fencebeat.history import record
 from fencebeat.ticks import tick_id
@@ -315,6 +316,23 @@ def _put_back(task: Task, tick: Tick, seconds: float) -> NoReturn:
 def is_guarded(app: Celery, task: str) -> bool:
     """Whether workers claim the ticks of this task. A task that is not known here is not."""
     return isinstance(app.tasks.get(task), GuardedTask)
+
+
+def guarded_tasks(app: Celery) -> list[str]:
+    """Names of the tasks that are guarded, in order."""
+    return sorted(name for name, task in app.tasks.items() if isinstance(task, GuardedTask))
+
+
+@worker_ready.connect
+def _without_a_store(sender: Any, **_: Any) -> None:
+    """Say at the start what each message would say: there is no store for the claims of guarded tasks."""
+    names = guarded_tasks(sender.app)
+    if not names:
+        return
+    try:
+        claims_of(sender.app)
+    except ImpossibleConfiguration as error:
+        log.error("guarded tasks cannot run here, their ticks are put back: %s. %s", ", ".join(names), error)  # noqa: TRY400 - it names the cause
 
 
 def guard(app: Celery, names: Iterable[str]) -> None:
