@@ -94,12 +94,29 @@ GUARDS = (
         breaks="I2",
         file="beat/src/fencebeat/copying.py",
         text="""            records = self._next()
-            self._definitions.copy()  # after the records were read, before they are kept
+            while self._definitions.copy():  # after the records were read, before they are kept
 """,
         instead="""            self._definitions.copy()
             records = self._next()
+            while False:
 """,
         tests=(_COPY + "test_no_record_is_kept_before_the_definition_that_it_is_about",),
+    ),
+    Guard(
+        name="recovery-lost-while-copying",
+        breaks="I2",
+        file="beat/src/fencebeat/copying.py",
+        text="            if not records or self._past() != past:\n",
+        instead="            if not records:\n",
+        tests=(_COPY + "test_s7_records_of_a_store_that_was_lost_meanwhile_are_not_kept_without_their_definitions",),
+    ),
+    Guard(
+        name="recovery-new-entries-are-told",
+        breaks="I2",
+        file=_LUA,
+        text="      if redis.call('HSETNX', last, mark[1], mark[2]) == 1 then\n",
+        instead="      if redis.call('HSETNX', last, mark[1], mark[2]) == 2 then\n",
+        tests=(_RECOVERY + "test_s7_an_entry_that_began_at_a_loss_is_known_at_the_next_one",),
     ),
     Guard(
         name="recovery-flags-lost",

@@ -206,3 +206,30 @@ def test_no_record_is_kept_before_the_definition_that_it_is_about(effects, sched
 
     AuditCopier(effects, Late(), fence.keys).copy()
     assert ("late", {"e", "late"}) in seen
+
+
+@pytest.mark.parametrize("recovered", [False, True])
+def test_s7_records_of_a_store_that_was_lost_meanwhile_are_not_kept_without_their_definitions(
+    effects, schedule, fence, client, recovered
+):
+    """Read, then the process was frozen. A recovery that knew the mark alone would take the entry for a changed one."""
+    schedule.add("e", LINE)
+    generation = client.hget(fence.keys.last, "generation")
+
+    class Frozen:
+        """The store loses its data right after the records were read."""
+
+        def __getattr__(self, name):
+            return getattr(client, name)
+
+        def xrange(self, *args, **options):
+            read = client.xrange(*args, **options)
+            client.flushdb()
+            if recovered:
+                fence.successor()
+                for key in (fence.keys.entries, fence.keys.last):
+                    client.hset(key, "generation", int(generation) + 1)
+            return read
+
+    assert AuditCopier(effects, Frozen(), fence.keys).copy() == 0
+    assert "e" not in effects.past().marks

@@ -3,6 +3,7 @@
 import pytest
 
 from fencebeat import flagmemory, recovery
+from fencebeat.copying import AuditCopier
 from fencebeat.effects import EntriesCopy, Flag, Version
 from fencebeat.entries import entry_of
 from fencebeat.errors import Fenced, UnusableRecord
@@ -77,12 +78,14 @@ def test_s7_what_the_effect_store_knows_is_written_and_what_it_lost_is_recorded(
 
     written = records(store)
     marks = written[store.keys.last]
-    assert int(marks.pop("new")) >= at, "nobody knows a mark of it: it is new"
+    begun = marks.pop("new")
+    assert int(begun) >= at, "nobody knows a mark of it: it is new"
     assert marks == {"e": str(at - 8 * SECOND - 1), "bare": str(at - 5 * SECOND), "generation": str(term.token)}
     assert written[store.keys.entries] == {"e": definition, "new": "{}", "generation": str(term.token)}
     assert written[store.keys.paused] == {"e": '{"by":"ana"}'}
     assert not store.client.hexists(store.keys.term, "digest"), "what is due has to be made anew"
-    lost, whole = audit(store.client, store.keys.audit)[1:]
+    lost, added, whole = audit(store.client, store.keys.audit)[1:]
+    assert added == {"outcome": "added", "entry": "new", "fire_time": begun, "token": str(term.token)}
     assert lost == {
         "outcome": "gap",
         "entry": "bare",
@@ -95,6 +98,20 @@ def test_s7_what_the_effect_store_knows_is_written_and_what_it_lost_is_recorded(
     }
     assert (whole["outcome"], whole["recovered"], whole["lost"]) == ("gap", "2", "2")
     assert int(whole["until"]) >= at
+
+
+def test_s7_an_entry_that_began_at_a_loss_is_known_at_the_next_one(store, term, effects):
+    """Of a monthly entry nothing else is told in between."""
+    effects.copy_entries(EntriesCopy(Version(7, 3), None, {"monthly": "{}"}, {}))
+    Recovery(store.client, store.keys, carrier="lock", effects=effects)(term)
+    begun = store.client.hget(store.keys.last, "monthly")
+    AuditCopier(effects, store.client, store.keys).copy()
+    store.client.flushdb()
+    new = store.lock("host-1").acquire(nonce(), floor=term.token)
+
+    Recovery(store.client, store.keys, carrier="lock", effects=effects)(new)
+
+    assert store.client.hget(store.keys.last, "monthly") == begun
 
 
 def test_explain_tells_of_a_tick_that_may_have_been_lost_and_of_its_neighbours(store, term, effects, namespace):
@@ -168,7 +185,7 @@ def test_s22_one_lost_record_is_made_anew_and_the_others_stay(known, term, effec
     assert all(
         known.client.hexists(key, "generation") for key in (known.keys.entries, known.keys.last, known.keys.flags)
     )
-    assert outcomes(known) == ["elected", "gap"]
+    assert outcomes(known) == ["elected", *(["added"] if lost == "last" else []), "gap"]
     mark = int(known.client.hget(known.keys.last, "nightly"))
     if lost == "last":
         assert abs(mark - now(known)) < 10 * SECOND, "an entry without a mark counts as new"
@@ -272,7 +289,7 @@ def test_only_the_running_term_may_recover(store, term):
 @pytest.mark.parametrize("step", ["look", "page", "done"])
 def test_every_step_names_the_term(store, term, step):
     store.lock("host-1").resign(term)
-    arguments = {"look": (), "page": (0, 0, 0, 0), "done": (1, 5, 0, 0, "", 1)}[step]
+    arguments = {"look": (), "page": (0, 0, 0, 0, 0), "done": (1, 5, 0, 0, "", 1)}[step]
     keys = store.keys
     answer = script("recover")(
         store.client,

@@ -11,7 +11,8 @@ While the store is unknown (no generation, see `recovery`) nothing is copied: re
 there was a past, and the record of its own election must not look like one.
 
 Definitions and pauses are copied too (`entrycopy`), each page of records after the definitions that it may speak of:
-a copied record about an entry whose definition is not copied would let a recovery pass over what the entry missed.
+a copied record about an entry whose definition is not copied would let a recovery pass over what the entry missed. So a
+page is dropped where the store lost its past after it was read: nobody has its definitions any more.
 """
 
 import logging
@@ -63,16 +64,18 @@ class AuditCopier(Repeated):
         Raises StoreUnreachable, and whatever the effect store raises; the next call goes on after the last record that
         the effect store has kept.
         """
-        with asking(self._client):
-            if not self._client.hexists(self._keys.last, RESERVED):
-                return 0
+        past = self._past()
+        if past is None:
+            return 0
         if self._position is None:
             self._position = self._effects.last_copied()
         total = 0
         while True:
             records = self._next()
-            self._definitions.copy()  # after the records were read, before they are kept
-            if not records:
+            while self._definitions.copy():  # after the records were read, before they are kept
+                if self._stopping.is_set():
+                    return total
+            if not records or self._past() != past:
                 break
             self._effects.copy_audit(records)
             self._position = records[-1].id
@@ -80,6 +83,12 @@ class AuditCopier(Repeated):
             if len(records) < self._page or self._stopping.is_set():
                 break
         return total
+
+    def _past(self) -> str | None:
+        """What tells the store from the one before a loss: written once by a recovery. None while it is unknown."""
+        with asking(self._client):
+            past: Any = self._client.hget(self._keys.last, RESERVED)
+            return past if self._client.hexists(self._keys.entries, RESERVED) else None
 
     def _next(self) -> list[AuditRecord]:
         """The next page: at most `page` records after the position."""

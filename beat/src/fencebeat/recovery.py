@@ -103,11 +103,11 @@ class Recovery:
         """Write what is known of the past, in pages, the generations last."""
         floor, past, seed = self._known(look)
         self._keep_lease(term)
-        marks = dict(past.marks)
+        begun: dict[str, int] = {}
         if not look.last:  # an entry of which nobody knows a mark is new
-            for name in (*past.entries, *self._left_behind()):
-                marks.setdefault(name, look.now)
-        pages = _requests(past, marks)
+            names = (*past.entries, *self._left_behind())
+            begun = dict.fromkeys((name for name in names if name not in past.marks), look.now)
+        pages = _requests(past, begun)
         for number, page in enumerate(pages, 1):
             failpoint("beat.page.before")
             self._step(term, "page", *page)
@@ -169,18 +169,23 @@ def _told(past: Past, lost: int) -> str:
     )
 
 
-def _requests(past: Past, marks: Mapping[str, int]) -> Iterator[list[Any]]:
-    """The pages of a recovery, each the arguments of one step: four counts, then the rows of one kind."""
+def _requests(past: Past, begun: Mapping[str, int]) -> Iterator[list[Any]]:
+    """The pages of a recovery, each the arguments of one step: five counts, then the rows of one kind.
+
+    begun: marks of entries that count as new. They are told to the audit, as of any new entry: at the next loss nothing
+    else may be known of one that was never due in between.
+    """
     gaps = [(gap.entry, gap.first, gap.fire_time, gap.count, gap.task_id) for gap in past.gaps]
     kinds: list[Sequence[tuple[Any, ...]]] = [
         list(past.entries.items()),
-        list(marks.items()),
+        list(past.marks.items()),
         list(past.paused.items()),
         gaps,
+        list(begun.items()),
     ]
     for place, rows in enumerate(kinds):
         for first in range(0, len(rows), PAGE):
             page = rows[first : first + PAGE]
-            counts = [0, 0, 0, 0]
+            counts = [0] * len(kinds)
             counts[place] = len(page)
             yield [*counts, *(value for row in page for value in row)]

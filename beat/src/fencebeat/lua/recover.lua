@@ -13,8 +13,8 @@
 --
 -- ARGV  token, nonce, `lock` or `term` (what carries the term), step; then by step
 --       look   nothing
---       page   number of entries, of marks, of pauses, of gaps; then entry, definition; entry, mark; entry, pause;
---              entry, first fire time, last fire time, how many, task id of the last
+--       page   number of entries, of marks, of pauses, of gaps, of marks of new entries; then entry, definition; entry,
+--              mark; entry, pause; entry, first fire time, last fire time, how many, task id of the last; entry, mark
 --       done   1 where anybody knows of a past, TIME of the look, number of marks recovered, of ticks in the gaps,
 --              text of a `flags_lost` record (empty: none), generation of the flags, then the flags: scope, flag as JSON
 -- Returns {fenced, token the store has sealed}, {unusable, key, text}, {known} where no record lacks its generation; else
@@ -74,12 +74,14 @@ local function put(key, list)
 end
 
 if step == 'page' then
-  local counts = {whole(), whole(), whole(), whole()}
+  local counts = {whole(), whole(), whole(), whole(), whole()}
   local definitions = pairs_of(counts[1])
   local marks = {}
   for i = 1, counts[2] do marks[i] = {take(), whole()} end
   local pauses, gaps = pairs_of(counts[3]), {}
   for i = 1, counts[4] do gaps[i] = {take(), text(whole()), text(whole()), text(whole()), take()} end
+  local begun = {}
+  for i = 1, counts[5] do begun[i] = {take(), text(whole())} end
   assert(ARGV[at + 1] == nil, 'more than was announced')
 
   if not has.entries then
@@ -90,6 +92,12 @@ if step == 'page' then
     for _, mark in ipairs(marks) do
       local stored = tonumber(redis.call('HGET', last, mark[1]) or '')
       redis.call('HSET', last, mark[1], text(math.max(stored or 0, mark[2])))
+    end
+    for _, mark in ipairs(begun) do
+      if redis.call('HSETNX', last, mark[1], mark[2]) == 1 then
+        redis.call('XADD', audit, 'MAXLEN', '~', KEEP, '*', 'outcome', 'added', 'entry', mark[1], 'fire_time', mark[2],
+          'token', token)
+      end
     end
     for _, gap in ipairs(gaps) do
       redis.call('XADD', audit, 'MAXLEN', '~', KEEP, '*', 'outcome', 'gap', 'entry', gap[1], 'first', gap[2],
