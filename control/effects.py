@@ -16,11 +16,18 @@ QUEUED = timedelta(minutes=10)
 SETTLE_EVERY = 60.0
 """Seconds between two looks at which ticks are closed: what a recovery has to read beyond those that are open."""
 
+ENTRIES = 200
+"""Entries in one statement of a recovery: with some hundred ticks each that nobody has run, a second or two."""
+ROWS = 20_000
+"""Emitted ticks that one statement looks at to find those that need not be looked at again."""
+SHORT = 5.0
+"""Seconds for what is asked before each campaign and each copy, and is a matter of milliseconds."""
+
 
 class LedgerEffects:
     """The ledger as the effect store of one namespace. Satisfies `fencebeat.effects.EffectStore`.
 
-    Every method raises StoreUnreachable where Postgres cannot be reached.
+    Every method raises StoreUnreachable where Postgres cannot be reached, or is frozen.
     """
 
     def __init__(self, pool: ConnectionPool, namespace: str, *, queued: timedelta = QUEUED) -> None:
@@ -31,7 +38,7 @@ class LedgerEffects:
 
     def floor(self) -> int:
         """Highest token that a tick's claim or the copied audit has seen."""
-        with connection(self._pool) as conn:
+        with connection(self._pool, SHORT) as conn:
             row = conn.execute("SELECT known_floor(%s)", (self._namespace,)).fetchone()
         return int(row[0]) if row else 0
 
@@ -41,7 +48,7 @@ class LedgerEffects:
 
     def last_copied(self) -> str:
         """Id of the newest record of the copied audit; empty where there is none."""
-        with connection(self._pool) as conn:
+        with connection(self._pool, SHORT) as conn:
             row = conn.execute(
                 "SELECT stream_id FROM tick_audit WHERE namespace = %s ORDER BY position DESC LIMIT 1",
                 (self._namespace,),
@@ -58,14 +65,24 @@ class LedgerEffects:
             self.settle()
 
     def settle(self) -> int:
-        """Mark the emitted ticks that no recovery has to look at again, and return how many those were."""
-        with connection(self._pool) as conn:
-            row = conn.execute("SELECT settle_ticks(%s, %s)", (self._namespace, self._queued)).fetchone()
-        return int(row[0]) if row else 0
+        """Mark the emitted ticks that no recovery has to look at again, and return how many those were.
+
+        In pages, each a transaction of its own: what waits may be a million rows, and a statement has 15 s.
+        """
+        total, after = 0, 0
+        while True:
+            with connection(self._pool) as conn:
+                row = conn.execute(
+                    "SELECT settled, last FROM settle_page(%s, %s, %s, %s)",
+                    (self._namespace, self._queued, after, ROWS),
+                ).fetchone()
+            if row is None or row[1] is None:
+                return total
+            total, after = total + row[0], row[1]
 
     def copied_entries(self) -> Version:
         """The version of the definitions and pauses that are kept; zeros where there is none."""
-        with connection(self._pool) as conn:
+        with connection(self._pool, SHORT) as conn:
             row = conn.execute(
                 "SELECT token, generation FROM tick_entry_version WHERE namespace = %s", (self._namespace,)
             ).fetchone()
@@ -84,20 +101,29 @@ class LedgerEffects:
         return bool(row and row[0])
 
     def past(self) -> Past:
-        """Marks, gaps, definitions and pauses, all of one moment."""
+        """Marks, gaps, definitions and pauses, all of one moment; read in pages, by entry."""
+        marks: dict[str, int] = {}
+        gaps: list[Gap] = []
         with connection(self._pool) as conn, conn.transaction():
             conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            marks = conn.execute("SELECT entry, mark FROM recovered_marks(%s)", (self._namespace,)).fetchall()
-            gaps = conn.execute(
-                "SELECT entry, first, fire_time, count, task_id FROM lost_ticks(%s, %s)",
-                (self._namespace, self._queued),
-            ).fetchall()
+            after = ""
+            while page := conn.execute(
+                "SELECT entry, mark FROM recovered_marks_page(%s, %s, %s)", (self._namespace, after, ENTRIES)
+            ).fetchall():
+                last = page[-1][0]
+                lost = conn.execute(
+                    "SELECT entry, first, fire_time, count, task_id FROM lost_ticks_between(%s, %s, %s, %s)",
+                    (self._namespace, self._queued, after, last),
+                )
+                marks.update(page)
+                gaps += [Gap(*gap) for gap in lost]
+                after = last
             stored = conn.execute(
                 "SELECT entry, definition, pause FROM tick_entry WHERE namespace = %s", (self._namespace,)
             ).fetchall()
         return Past(
-            marks=dict(marks),
-            gaps=[Gap(*gap) for gap in gaps],
+            marks=marks,
+            gaps=gaps,
             entries={name: definition for name, definition, _ in stored if definition is not None},
             paused={name: pause for name, _, pause in stored if pause is not None},
         )

@@ -125,8 +125,11 @@ class SwitchBoard:
         return int(row[0]) if row else 0
 
     def flags(self) -> tuple[int, Mapping[str, Flag]]:
-        """Generation and every stop in force, read in one step, expired stops recorded first."""
-        with connection(self._pool) as conn, conn.cursor(row_factory=dict_row) as cursor:
+        """Generation and every stop in force, read in one step, expired stops recorded first.
+
+        Who asks has no use for an answer that is older than `FRESH`, so it is not waited for any longer.
+        """
+        with connection(self._pool, FRESH) as conn, conn.cursor(row_factory=dict_row) as cursor:
             cursor.execute("SELECT expire_switches()")
             rows = cursor.execute(
                 "SELECT c.counter, s.* FROM control c LEFT JOIN switches_in_force() s ON true WHERE c.scope = 'all'"

@@ -8,6 +8,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import DeadlockDetected, LockNotAvailable, SerializationFailure
 from psycopg_pool import ConnectionPool, PoolTimeout
 
+from fencebeat.claims.bounded import NoAnswer, bounded_pool, within
 from fencebeat.errors import StoreUnreachable
 from index.errors import LedgerBusy
 
@@ -15,6 +16,8 @@ APP_ROLE = "fencebeat_app"
 STATEMENT_MS = 15_000
 LOCK_MS = 5_000
 IDLE_IN_TRANSACTION_MS = 10_000
+PATIENCE = STATEMENT_MS / 1000 + 2
+"""Seconds for one answer of a server that is frozen and cannot keep its own time-outs."""
 
 
 def app_conninfo(url: str, *, connect_timeout: float = 2.0) -> str:
@@ -34,32 +37,28 @@ def app_conninfo(url: str, *, connect_timeout: float = 2.0) -> str:
 
 def open_pool(url: str, *, timeout: float = 2.0, size: int = 4) -> ConnectionPool:
     """A pool that opens connections when they are needed. Make one per process, after a fork."""
-    return ConnectionPool(
-        app_conninfo(url, connect_timeout=timeout),
-        min_size=0,
-        max_size=size,
-        timeout=timeout + 1,
-        max_idle=60,
-        reconnect_timeout=5,
-        kwargs={"autocommit": True},
-        check=ConnectionPool.check_connection,
-        open=True,
-        name="ledger",
+    pool = bounded_pool(
+        app_conninfo(url, connect_timeout=timeout), name="ledger", size=size, timeout=timeout + 1, patience=PATIENCE
     )
+    pool.open()
+    return pool
 
 
 @contextmanager
-def connection(pool: ConnectionPool) -> Iterator[psycopg.Connection]:
-    """A connection in autocommit. Raises StoreUnreachable where none is to be had or it breaks."""
+def connection(pool: ConnectionPool, patience: float | None = None) -> Iterator[psycopg.Connection]:
+    """A connection in autocommit. Raises StoreUnreachable where none is to be had, it breaks, or the server is silent.
+
+    patience: most seconds for one answer, where the caller has less time than `PATIENCE`.
+    """
     try:
-        with pool.connection() as conn:
+        with pool.connection() as conn, within(conn, patience):
             yield conn
     except (SerializationFailure, DeadlockDetected, LockNotAvailable) as error:
         raise LedgerBusy(why=str(error).strip()) from error
     except (PoolTimeout, psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise StoreUnreachable(
             store="Postgres",
-            seconds=pool.timeout,
+            seconds=error.seconds if isinstance(error, NoAnswer) else pool.timeout,
             why=str(error).strip() or type(error).__name__,
             address=_public(str(pool.conninfo)),
         ) from error

@@ -115,7 +115,7 @@ class _Link:
 
 
 class Proxy:
-    """One link to `host`:`port`, on a loopback port of its own, in a thread of its own."""
+    """One link to `host`:`port` (or to a Unix socket: its path, 0), on a loopback port and in a thread of its own."""
 
     def __init__(self, host: str, port: int, url: str = "") -> None:
         self._target, self._url = (host, port), url
@@ -243,7 +243,11 @@ class Proxy:
     async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
-            answers, server = await asyncio.open_connection(*self._target)
+            host, port = self._target
+            if host.startswith("/"):
+                answers, server = await asyncio.open_unix_connection(host)
+            else:
+                answers, server = await asyncio.open_connection(host, port)
         except OSError:
             client.transport.abort()
             return

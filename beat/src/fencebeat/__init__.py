@@ -22,7 +22,7 @@ The leader's path is one line through them:
         └─▶ elector ─▶ locks ─▶ lua/acquire, renew, seal
 
 May import: the standard library, Celery, kombu, redis, python-redis-lock. Extras stay in their corner: etcd3gw in
-`locks.etcd`, psycopg in `claims.postgres`, ephem in `solar`, typer and rich in `cli`.
+`locks.etcd`, psycopg in `claims`, ephem in `solar`, typer and rich in `cli`.
 Must never know: documents, indexes, ledgers. What it needs of an application comes through `effects.EffectStore`.
 Leaf modules import nothing of this package but each other. What is pure never meets Redis; the worker's side never
 meets the leader's. import-linter checks the last three sentences.

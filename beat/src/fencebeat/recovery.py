@@ -5,7 +5,8 @@
       └──▶ unknown ──▶ past read from the effect store ──▶ pages written ──▶ generations ──┘
 
 A store without a generation in entries, marks or flags is unknown: it lost its past, or never had one. Nothing is
-emitted while it is. Everything here happens in the elector's thread, under the new term; each step names it.
+emitted while it is. Everything is written in the elector's thread, under the new term; each step names it. The past is
+read in a thread of its own, so that the elector's can keep the lease.
 
 With an effect store   marks, definitions, pauses and flags come from its copies; what was emitted and may have been on
                        the lost queue is due again (its mark lies below it) or recorded as a `gap` of its entry. What
@@ -17,15 +18,18 @@ Ended in the middle    the store is still unknown, for the generations come last
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 import redis
 
+from fencebeat.clock import SystemClock
 from fencebeat.effects import EffectStore, Flag, Past
 from fencebeat.entries import RESERVED
-from fencebeat.errors import Fenced
+from fencebeat.errors import Fenced, Retryable
 from fencebeat.failpoints import failpoint
 from fencebeat.flagmemory import FlagMemory
 from fencebeat.flags import FlagKeeper
@@ -39,6 +43,8 @@ PAGE = 500
 """Entries in one step: with a definition and a mark each, about 3 ms of the server's time."""
 RENEW = 10
 """Pages after which the lease is renewed."""
+READ_MOST = 300.0
+"""Seconds for which the lease is kept while the past is read: enough for some ten million open ticks."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,13 @@ class _Seed:
     generation: int
     flags: dict[str, Flag] = field(default_factory=dict)
     lost: str = ""
+
+
+class PastUnread(Retryable):
+    """The effect store did not give the past within {seconds} s, so nothing is emitted yet.
+
+    It is asked again, by this beat or another. Look what its server is busy with: a recovery reads what is not settled.
+    """
 
 
 class Recovery:
@@ -81,6 +94,7 @@ class Recovery:
     ) -> None:
         self._client, self._keys, self._carrier = client, keys, carrier
         self._effects, self._keeper, self._memory, self._renew = effects, keeper, memory, renew
+        self._clock = SystemClock()
         self._knew = False  # this process saw the store with its past
 
     def __call__(self, term: Term) -> None:
@@ -101,7 +115,7 @@ class Recovery:
 
     def _recover(self, term: Term, look: _Look) -> None:
         """Write what is known of the past, in pages, the generations last."""
-        floor, past, seed = self._known(look)
+        floor, past, seed = self._read(term, look)
         self._keep_lease(term)
         begun: dict[str, int] = {}
         if not look.last:  # an entry of which nobody knows a mark is new
@@ -129,6 +143,28 @@ class Recovery:
             )
         if seed.lost and not look.flags:
             log.error("the flags were lost: %s", seed.lost)
+
+    def _read(self, term: Term, look: _Look) -> tuple[int, Past, _Seed]:
+        """What `_known` gives, the lease kept meanwhile.
+
+        A past that takes longer to read than a lease lasts would else end every term, and no beat could ever lead. A
+        store that does not answer at all must not keep the others from trying: hence the end.
+        """
+        reading: Future[tuple[int, Past, _Seed]] = Future()
+
+        def read() -> None:
+            try:
+                reading.set_result(self._known(look))
+            except BaseException as error:  # noqa: BLE001 - it is raised again by `result`, in the elector's thread
+                reading.set_exception(error)
+
+        threading.Thread(target=read, name="fencebeat-past", daemon=True).start()
+        end = self._clock.elapsed() + READ_MOST
+        while not wait([reading], timeout=term.lease / 3).done:
+            if self._clock.elapsed() >= end:
+                raise PastUnread(seconds=READ_MOST)
+            self._keep_lease(term)
+        return reading.result()
 
     def _known(self, look: _Look) -> tuple[int, Past, _Seed]:
         """The floor, the past and the flags, from the effect store or from this process's memory."""

@@ -121,48 +121,84 @@ CREATE OR REPLACE FUNCTION newest_copy_ms(p_namespace text) RETURNS bigint LANGU
   SELECT a.sent_ms FROM tick_audit a WHERE a.namespace = p_namespace ORDER BY a.position DESC LIMIT 1
 $$;
 
+-- name: recovered_marks_page
+-- The marks of the next `p_limit` entries after `p_after`, by name: the highest fire time up to which every tick was decided without emission or has a closed claim. Ticks of unguarded tasks leave no claim: they are passed, and listed by `lost_ticks_between`.
+-- Of each entry the earliest open tick is looked for in order of fire times, so that it costs no more when a million wait behind it.
+CREATE OR REPLACE FUNCTION recovered_marks_page(p_namespace text, p_after text, p_limit int)
+RETURNS TABLE (entry text, mark bigint) LANGUAGE sql STABLE AS $$
+  SELECT m.entry, least((extract(epoch FROM m.fire_time) * 1000000)::bigint, o.earliest - 1)
+    FROM (SELECT k.entry, k.fire_time FROM tick_mark k
+           WHERE k.namespace = p_namespace AND k.entry > p_after ORDER BY k.entry LIMIT p_limit) m
+    LEFT JOIN LATERAL (SELECT s.fire_time AS earliest FROM sent_ticks(p_namespace) s
+                        WHERE s.entry = m.entry AND s.guarded ORDER BY s.fire_time LIMIT 1) o ON true
+   ORDER BY m.entry
+$$;
+
+-- name: lost_ticks_between
+-- Runs of emitted ticks of unguarded tasks that may have been on the queue when it was lost: sent at most `p_queued` before the newest copied record. A run is broken by every other decision of its entry. Of entries after `p_after`, up to `p_last`.
+CREATE OR REPLACE FUNCTION lost_ticks_between(p_namespace text, p_queued interval, p_after text, p_last text)
+RETURNS TABLE (entry text, first bigint, fire_time bigint, count bigint, task_id text) LANGUAGE sql STABLE AS $$
+  WITH since AS (
+    SELECT newest_copy_ms(p_namespace) - (extract(epoch FROM p_queued) * 1000)::bigint AS ms
+  ), decided AS (
+    SELECT s.entry, s.fire_time, s.task_id, true AS sent FROM sent_ticks(p_namespace) s, since
+     WHERE NOT s.guarded AND s.sent_ms >= since.ms AND s.entry > p_after AND s.entry <= p_last
+    UNION ALL
+    SELECT d.entry, d.fire_time, NULL, false FROM tick_audit d, since
+     WHERE d.namespace = p_namespace AND d.sent_ms >= since.ms AND d.entry > p_after AND d.entry <= p_last
+       AND d.fire_time IS NOT NULL
+       AND d.outcome IN ('unroutable', 'paused', 'skipped', 'superseded', 'changed', 'resumed', 'gap')
+  ), runs AS (
+    SELECT d.*, count(*) FILTER (WHERE NOT d.sent)
+                  OVER (PARTITION BY d.entry ORDER BY d.fire_time, d.sent DESC ROWS UNBOUNDED PRECEDING) AS run
+      FROM decided d
+  )
+  SELECT r.entry, min(r.fire_time), max(r.fire_time), count(*), (array_agg(r.task_id ORDER BY r.fire_time DESC))[1]
+    FROM runs r WHERE r.sent GROUP BY r.entry, r.run ORDER BY r.entry, 3
+$$;
+
 -- name: recovered_marks
--- The mark of each entry: the highest fire time up to which every tick was decided without emission or has a closed claim. Ticks of unguarded tasks leave no claim: they are passed, and listed by `lost_ticks`.
+-- As processes of an earlier version call it: every entry at once.
 CREATE OR REPLACE FUNCTION recovered_marks(p_namespace text) RETURNS TABLE (entry text, mark bigint)
 LANGUAGE sql STABLE AS $$
-  SELECT m.entry, least((extract(epoch FROM m.fire_time) * 1000000)::bigint, o.earliest - 1)
-    FROM tick_mark m
-    LEFT JOIN (SELECT s.entry, min(s.fire_time) AS earliest FROM sent_ticks(p_namespace) s WHERE s.guarded GROUP BY 1) o
-      ON o.entry = m.entry
-   WHERE m.namespace = p_namespace
+  SELECT m.entry, m.mark FROM recovered_marks_page(p_namespace, '', NULL) m
 $$;
 
 -- name: lost_ticks
--- Runs of emitted ticks of unguarded tasks that may have been on the queue when it was lost: sent at most `p_queued` before the newest copied record. A run is broken by every other decision of its entry.
+-- As processes of an earlier version call it: every entry at once.
 CREATE OR REPLACE FUNCTION lost_ticks(p_namespace text, p_queued interval)
 RETURNS TABLE (entry text, first bigint, fire_time bigint, count bigint, task_id text) LANGUAGE sql STABLE AS $$
-  WITH sent AS (
-    SELECT s.entry, s.fire_time, s.task_id,
-           (SELECT count(*) FROM tick_audit d
-             WHERE d.namespace = p_namespace AND d.entry = s.entry AND d.fire_time < s.fire_time AND d.sent_ms >= b.since
-               AND d.outcome IN ('unroutable', 'paused', 'skipped', 'superseded', 'changed', 'resumed', 'gap')) AS run
-      FROM sent_ticks(p_namespace) s
-      CROSS JOIN (SELECT newest_copy_ms(p_namespace) - (extract(epoch FROM p_queued) * 1000)::bigint AS since) b
-     WHERE NOT s.guarded AND s.sent_ms >= b.since
-  )
-  SELECT s.entry, min(s.fire_time), max(s.fire_time), count(*), (array_agg(s.task_id ORDER BY s.fire_time DESC))[1]
-    FROM sent s GROUP BY s.entry, s.run ORDER BY s.entry, 3
+  SELECT l.* FROM lost_ticks_between(p_namespace, p_queued, '', (SELECT max(m.entry) FROM tick_mark m WHERE m.namespace = p_namespace)) l
 $$;
 
--- name: settle_ticks
+-- name: settle_page
 -- Tell the copies which emitted ticks no recovery has to ask for again: closed ones, and those of unguarded tasks sent long before the newest record. So a recovery reads what is open, not all that was ever sent.
-CREATE OR REPLACE FUNCTION settle_ticks(p_namespace text, p_queued interval) RETURNS bigint LANGUAGE plpgsql AS $$
+-- Looks at the next `p_limit` unsettled ones after a position; `last` is the position to go on after, null at the end.
+-- Each is counted by itself: of a NOT EXISTS the planner makes a join with all that is open, row by row.
+CREATE OR REPLACE FUNCTION settle_page(p_namespace text, p_queued interval, p_after bigint, p_limit int)
+RETURNS TABLE (settled bigint, last bigint) LANGUAGE plpgsql AS $$
 DECLARE
   v_since bigint := newest_copy_ms(p_namespace) - (extract(epoch FROM p_queued) * 1000)::bigint;
-  v_settled bigint;
 BEGIN
+  SELECT max(p.position) INTO last FROM (
+    SELECT a.position FROM tick_audit a
+     WHERE a.namespace = p_namespace AND a.outcome = 'emitted' AND NOT a.settled AND a.position > p_after
+     ORDER BY a.position LIMIT p_limit) p;
   UPDATE tick_audit a SET settled = true
    WHERE a.namespace = p_namespace AND a.outcome = 'emitted' AND NOT a.settled
-     AND NOT EXISTS (SELECT FROM sent_ticks(p_namespace) s
-                      WHERE s.entry = a.entry AND s.fire_time = a.fire_time AND (s.guarded OR s.sent_ms >= v_since));
-  GET DIAGNOSTICS v_settled = ROW_COUNT;
-  RETURN v_settled;
+     AND a.position > p_after AND a.position <= last
+     AND (a.sent_ms < v_since OR coalesce(a.record->>'guarded' = '1', false))
+     AND (SELECT count(*) FROM sent_ticks(p_namespace) s
+           WHERE s.entry = a.entry AND s.fire_time = a.fire_time AND (s.guarded OR s.sent_ms >= v_since)) = 0;
+  GET DIAGNOSTICS settled = ROW_COUNT;
+  RETURN NEXT;
 END $$;
+
+-- name: settle_ticks
+-- As processes of an earlier version call it: all at once.
+CREATE OR REPLACE FUNCTION settle_ticks(p_namespace text, p_queued interval) RETURNS bigint LANGUAGE sql AS $$
+  SELECT p.settled FROM settle_page(p_namespace, p_queued, 0, NULL) p
+$$;
 
 -- name: trim_audit
 -- Forget copies older than that, but of each entry the newest decision and every emitted tick that is still open: a recovery asks for these. Marks stay.
@@ -175,8 +211,8 @@ BEGIN
   FOR v_namespace IN SELECT DISTINCT f.namespace FROM tick_audit f LOOP
     DELETE FROM tick_audit a
      WHERE a.namespace = v_namespace AND a.at < clock_timestamp() - p_older
-       AND NOT EXISTS (SELECT FROM sent_ticks(v_namespace) s
-                        WHERE s.guarded AND s.entry = a.entry AND s.fire_time = a.fire_time)
+       AND (SELECT count(*) FROM sent_ticks(v_namespace) s
+                        WHERE s.guarded AND s.entry = a.entry AND s.fire_time = a.fire_time) = 0  -- see settle_page
        AND NOT (decides(a.record) AND a.fire_time IS NOT NULL AND a.fire_time =
                 (SELECT (extract(epoch FROM m.fire_time) * 1000000)::bigint FROM tick_mark m
                   WHERE m.namespace = v_namespace AND m.entry = a.entry));

@@ -9,7 +9,7 @@ runs (`heartbeat`), and how the setting names a store (`opening`). All stores pa
            or release   v  |
                         free
 
-May import: `clock`, `errors`, `scripts`, `connection`, the store's own client (psycopg only in `postgres`).
+May import: `clock`, `errors`, `scripts`, `connection`, the store's own client (psycopg: `postgres`, `bounded`).
 Must never know: who leads, what is due, what a task does. Nothing here is retried: the guard decides what to do.
 """
 

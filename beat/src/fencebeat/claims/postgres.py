@@ -14,6 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool, PoolTimeout
 
+from fencebeat.claims.bounded import NoAnswer, bounded_pool
 from fencebeat.claims.port import Claimed, ClaimState, Closed, Running, Tick
 from fencebeat.claims.schema import schema
 from fencebeat.errors import NoTransaction, StoreUnreachable
@@ -49,6 +50,9 @@ DELETE FROM tick_claim c
    AND c.token < (SELECT max(token) FROM tick_claim WHERE namespace = c.namespace)
 """  # the second condition: the floor never falls
 
+PATIENCE = 1.25
+"""Of a statement's time-out, how long it is waited for on this side, where the server is too frozen to keep it."""
+
 
 class Connection(Protocol):
     """A DB-API connection to the same Postgres: psycopg's, psycopg2's, Django's."""
@@ -62,7 +66,8 @@ class PostgresClaims:
     """Satisfies `fencebeat.claims.ClaimStore`. Opens nothing until it is asked.
 
     url: a libpq URI or connection string; options in it are kept. timeout: seconds for connecting and for each
-    statement. Waiting for a row that somebody else's transaction has locked is bounded by half of it.
+    statement, also where the server is frozen. Waiting for a row that somebody else's transaction has locked is bounded
+    by half of it.
     """
 
     def __init__(self, url: str, namespace: str = "", timeout: float = 2.0) -> None:
@@ -157,23 +162,18 @@ class PostgresClaims:
         except (PoolTimeout, psycopg.Error) as error:
             raise StoreUnreachable(
                 store="Postgres (claims)",
-                seconds=self._timeout,
+                seconds=error.seconds if isinstance(error, NoAnswer) else self._timeout,
                 why=_why(error),
                 address=_address(self._conninfo),
             ) from error
 
     def _make_pool(self) -> ConnectionPool:
-        return ConnectionPool(
+        return bounded_pool(
             self._conninfo,
-            min_size=0,
-            max_size=4,
-            timeout=self._timeout,
-            max_idle=60,
-            reconnect_timeout=self._timeout,
-            kwargs={"autocommit": True},
-            check=ConnectionPool.check_connection,
-            open=False,
             name="fencebeat-claims",
+            size=4,
+            timeout=self._timeout,
+            patience=self._timeout * PATIENCE,
         )
 
 
