@@ -69,16 +69,15 @@ class LedgerEffects:
 
         In pages, each a transaction of its own: what waits may be a million rows, and a statement has 15 s.
         """
-        total, after = 0, 0
-        while True:
+        total, entry, fire_time = 0, "", 0
+        while entry is not None:
             with connection(self._pool) as conn:
-                row = conn.execute(
-                    "SELECT settled, last FROM settle_page(%s, %s, %s, %s)",
-                    (self._namespace, self._queued, after, ROWS),
-                ).fetchone()
-            if row is None or row[1] is None:
-                return total
-            total, after = total + row[0], row[1]
+                [(settled, entry, fire_time)] = conn.execute(
+                    "SELECT settled, last_entry, last_fire_time FROM settle_page(%s, %s, %s, %s, %s)",
+                    (self._namespace, self._queued, entry, fire_time, ROWS),
+                ).fetchall()
+            total += settled
+        return total
 
     def copied_entries(self) -> Version:
         """The version of the definitions and pauses that are kept; zeros where there is none."""

@@ -127,7 +127,8 @@ def test_what_is_open_is_looked_through_in_pages_and_what_is_closed_is_settled(l
     pages = [params[2:] for query, params, _ in asked if "settle" in query]
     emitted = ENTRIES * TICKS - 30  # one superseded in each of thirty entries
     assert len(pages) == math.ceil(emitted / 100) + 1
-    assert all(limit == 100 for _, limit in pages)
+    assert all(limit == 100 for *_, limit in pages)
+    assert pages[1][0] == "e002", "forty ticks of each entry: the hundredth belongs to the third"
     assert effects.past() == before
     assert effects.settle() == 0
 

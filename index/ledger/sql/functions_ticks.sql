@@ -173,20 +173,23 @@ $$;
 
 -- name: settle_page
 -- Tell the copies which emitted ticks no recovery has to ask for again: closed ones, and those of unguarded tasks sent long before the newest record. So a recovery reads what is open, not all that was ever sent.
--- Looks at the next `p_limit` unsettled ones after a position; `last` is the position to go on after, null at the end.
+-- Looks at the next `p_limit` unsettled ones, by entry and fire time; returns where to go on, nulls at the end.
 -- Each is counted by itself: of a NOT EXISTS the planner makes a join with all that is open, row by row.
-CREATE OR REPLACE FUNCTION settle_page(p_namespace text, p_queued interval, p_after bigint, p_limit int)
-RETURNS TABLE (settled bigint, last bigint) LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION settle_page(
+  p_namespace text, p_queued interval, p_entry text, p_fire_time bigint, p_limit int
+) RETURNS TABLE (settled bigint, last_entry text, last_fire_time bigint) LANGUAGE plpgsql AS $$
 DECLARE
   v_since bigint := newest_copy_ms(p_namespace) - (extract(epoch FROM p_queued) * 1000)::bigint;
 BEGIN
-  SELECT max(p.position) INTO last FROM (
-    SELECT a.position FROM tick_audit a
-     WHERE a.namespace = p_namespace AND a.outcome = 'emitted' AND NOT a.settled AND a.position > p_after
-     ORDER BY a.position LIMIT p_limit) p;
+  SELECT p.entry, p.fire_time INTO last_entry, last_fire_time FROM (
+    SELECT a.entry, a.fire_time FROM tick_audit a
+     WHERE a.namespace = p_namespace AND a.outcome = 'emitted' AND NOT a.settled
+       AND (a.entry, a.fire_time) > (p_entry, p_fire_time)
+     ORDER BY a.entry, a.fire_time LIMIT p_limit) p
+   ORDER BY p.entry DESC, p.fire_time DESC LIMIT 1;
   UPDATE tick_audit a SET settled = true
    WHERE a.namespace = p_namespace AND a.outcome = 'emitted' AND NOT a.settled
-     AND a.position > p_after AND a.position <= last
+     AND (a.entry, a.fire_time) > (p_entry, p_fire_time) AND (a.entry, a.fire_time) <= (last_entry, last_fire_time)
      AND (a.sent_ms < v_since OR coalesce(a.record->>'guarded' = '1', false))
      AND (SELECT count(*) FROM sent_ticks(p_namespace) s
            WHERE s.entry = a.entry AND s.fire_time = a.fire_time AND (s.guarded OR s.sent_ms >= v_since)) = 0;
@@ -197,7 +200,7 @@ END $$;
 -- name: settle_ticks
 -- As processes of an earlier version call it: all at once.
 CREATE OR REPLACE FUNCTION settle_ticks(p_namespace text, p_queued interval) RETURNS bigint LANGUAGE sql AS $$
-  SELECT p.settled FROM settle_page(p_namespace, p_queued, 0, NULL) p
+  SELECT p.settled FROM settle_page(p_namespace, p_queued, '', 0, NULL) p
 $$;
 
 -- name: trim_audit
