@@ -25,6 +25,7 @@ from index.ledger.pool import connection
 from tests.support.claims import tick
 from tests.support.freezing import Freezer, behind_a_proxy
 from tests.support.ledgers import ledger_at
+from tests.support.local_beats import LocalBeats
 from tests.support.servers import database, running
 from tests.support.waiting import until
 
@@ -371,3 +372,35 @@ def test_the_switches_of_a_frozen_ledger_are_not_waited_for_longer_than_their_an
 
     assert isinstance(error.__cause__, NoAnswer)
     assert error.__cause__.seconds == FRESH
+
+
+# --- whole beats
+
+
+def test_f18_a_beat_stops_while_the_ledger_is_frozen_and_goes_on_by_itself_with_every_tick_once(
+    freezer, ledger_url, redis_url, namespace, *, monkeypatch, caplog
+):
+    monkeypatch.setenv("FREEZABLE_LEDGER", ledger_url)
+    with LocalBeats(redis_url, namespace, fencebeat_effect_store="tests.support.freezing:effect_store") as beats:
+        with freezer.frozen():
+            beat = beats.beat()
+            until(lambda: beat.says("recovering", "the past is not known"), at_most=HUNG, what="it says why it waits")
+            assert beats.client.llen(namespace) == 0
+        term = beat.elected(HUNG)
+        beats.more(2)
+
+        with freezer.frozen():
+            until(
+                lambda: (copy := read_flags(beats.client, beats.keys)) and copy.age_seconds > FRESH,
+                what="the switches are unknown",
+            )
+            until(lambda: "the flags cannot be renewed" in caplog.text, at_most=HUNG, what="it says so")
+            queued = beats.client.llen(namespace)
+            seconds, _ = beats.client.time()
+            until(lambda: beats.client.time()[0] > seconds + 2, what="two ticks are due")
+            assert beats.client.llen(namespace) == queued, "nothing is emitted under unknown switches"
+            until(lambda: beat.says("recovering", "did not answer"), at_most=HUNG, what="it says what it waits for")
+        beats.more(4, at_most=HUNG)
+
+        assert beat.leading().token > term.token
+        assert beats.tally().problems == []

@@ -8,6 +8,8 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from control.effects import LedgerEffects
+from index.ledger import open_pool
 from tests.support.proxy import Proxy
 from tests.support.waiting import until
 
@@ -57,3 +59,8 @@ def behind_a_proxy(url: str):
         through = f"postgresql://{user}@127.0.0.1:{proxy.port}/{name}?sslmode=disable&gssencmode=disable"
         make_conninfo(through)  # raises when that is no address
         yield proxy, through
+
+
+def effect_store(namespace: str) -> LedgerEffects:
+    """The effect store of a beat, for `fencebeat_effect_store`."""
+    return LedgerEffects(open_pool(os.environ["FREEZABLE_LEDGER"], timeout=1.0), namespace)
