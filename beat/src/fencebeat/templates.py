@@ -54,7 +54,7 @@ LOOK = 1.0
 """Seconds between two looks at the configuration; signals are looked at each time."""
 AT_ONCE = 50
 """Templates that are made while ticks wait; more of them are left to idle moments."""
-REMEMBERED = 60_000
+REMEMBERED = 200_000
 """Entries whose arguments are kept ready, about 400 bytes each."""
 MOST = 5_000
 """Templates that are kept."""
