@@ -23,6 +23,7 @@ from psycopg.sql import SQL, Composed, Identifier
 from psycopg.types.json import Jsonb
 from psycopg_pool import ConnectionPool, PoolTimeout
 
+from fencebeat.claims.bounded import within
 from fencebeat.errors import ImpossibleConfiguration
 from fencebeat.failpoints import failpoint
 from index.errors import TargetLost, TargetSick, TargetUnavailable
@@ -153,7 +154,12 @@ class PgvectorTarget:
         """See `Target.search`. Both legs read one snapshot, so a document is seen in one version."""
         check_request(tenant_id, limit, filters)
         self._table_name()  # asked for once, before a connection is held: a pool of one must do
-        with self._connection(timeout) as conn, conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
+        with (
+            self._connection(timeout) as conn,
+            within(conn, timeout + 1),  # the server's own time-out speaks first, but for a server that is frozen
+            conn.transaction(),
+            conn.cursor(row_factory=dict_row) as cursor,
+        ):
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             cursor.execute(
                 "SELECT set_config('fencebeat.tenant', %s, true), set_config('statement_timeout', %s, true),"

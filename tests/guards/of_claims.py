@@ -24,7 +24,33 @@ def in_redis(name: str) -> tuple[str, ...]:
     return (f"{CLAIMS}::TestRedisClaims::{name}",)
 
 
+FROZEN = "tests/integration/test_frozen_postgres.py"
+
 GUARDS = (
+    Guard(
+        name="postgres-every-wait-ends",
+        breaks="I11 I12",
+        file="beat/src/fencebeat/claims/bounded.py",
+        text="        if clock.elapsed() >= end:",
+        instead="        if False:",
+        tests=(f"{FROZEN}::test_a_statement_that_nobody_answers_ends_whichever_way_is_cut",),
+    ),
+    Guard(
+        name="postgres-mute-neighbours",
+        breaks="I11",
+        file="beat/src/fencebeat/claims/bounded.py",
+        text="            pool.drain()\n",
+        instead="",
+        tests=(f"{FROZEN}::test_one_mute_connection_takes_the_other_idle_ones_with_it",),
+    ),
+    Guard(
+        name="postgres-search-ends",
+        breaks="I12",
+        file="index/targets/pgvector.py",
+        text="            within(conn, timeout + 1),  # the server's",
+        instead="            within(conn, None),  # the server's",
+        tests=(f"{FROZEN}::test_a_search_whose_server_freezes_under_it_ends_by_its_own_time_out",),
+    ),
     postgres(
         name="claim-postgres-lease",
         text=" WHERE c.closed_at IS NULL AND c.lease_until <= clock_timestamp()",

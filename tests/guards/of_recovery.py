@@ -90,6 +90,16 @@ GUARDS = (
         tests=(_COPY + "test_f06_a_store_that_is_flushed_while_it_is_copied_takes_nothing_from_the_copy",),
     ),
     Guard(
+        name="recovery-long-past",
+        breaks="I2 I11",
+        file="beat/src/fencebeat/recovery.py",
+        text="                raise PastUnread(seconds=READ_MOST)\n            self._keep_lease(term)\n",
+        instead="                raise PastUnread(seconds=READ_MOST)\n",
+        tests=(
+            "tests/integration/test_frozen_postgres.py::test_f05_a_past_that_takes_longer_than_a_lease_does_not_cost_the_term",
+        ),
+    ),
+    Guard(
         name="recovery-copy-order",
         breaks="I2",
         file="beat/src/fencebeat/copying.py",

@@ -5,7 +5,7 @@ goes on when the server does.
 """
 
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -19,10 +19,13 @@ from fencebeat.effects import AuditRecord, EntriesCopy, Version
 from fencebeat.errors import StoreUnreachable
 from fencebeat.flags import FRESH, FlagKeeper, read_flags
 from fencebeat.recovery import PastUnread, Recovery
+from index.errors import TargetUnavailable
 from index.ledger import open_pool
 from index.ledger import pool as ledger_pool
 from index.ledger.pool import connection
+from index.targets.pgvector import PgvectorTarget
 from tests.support.claims import tick
+from tests.support.documents import make_spec
 from tests.support.freezing import Freezer, behind_a_proxy
 from tests.support.ledgers import ledger_at
 from tests.support.local_beats import LocalBeats
@@ -375,6 +378,28 @@ def test_the_switches_of_a_frozen_ledger_are_not_waited_for_longer_than_their_an
 
 
 # --- whole beats
+
+
+def test_a_search_whose_server_freezes_under_it_ends_by_its_own_time_out(freezer, ledger_url, monkeypatch):
+    monkeypatch.setattr(ledger_pool, "PATIENCE", 2 * HUNG)
+    with open_pool(ledger_url, timeout=1.0) as pool, ExitStack() as freezing:
+        target = PgvectorTarget(make_spec("pgvector"), pool, timeout=30)
+        target.open(1, fresh=True)
+        leg = target._word_leg
+
+        def freezes(*asked):
+            freezing.enter_context(freezer.frozen())
+            return leg(*asked)
+
+        def search():
+            return target.search(text="a", vector=None, tenant_id="t", limit=1, filters={}, timeout=0.5)
+
+        assert search().hits == []
+        monkeypatch.setattr(target, "_word_leg", freezes)
+        assert isinstance(ends(search), TargetUnavailable)
+        freezing.close()
+        monkeypatch.undo()
+        assert search().hits == []
 
 
 def test_f18_a_beat_stops_while_the_ledger_is_frozen_and_goes_on_by_itself_with_every_tick_once(
