@@ -198,12 +198,11 @@ def _redbeat(folder: Path, url: str, number: int) -> Seen | None:
     schedule = {entry: {k: v for k, v in line.items() if k != "fencebeat"} for entry, line in together(name, 0).items()}
     seen = Seen(freezes=1)
     with client(url) as reader, RedBeats(folder, url, name, LEASE, schedule) as beats:
+        leader = beats.start()
+        _until(lambda: reader.llen(name) >= COUNT or leader.poll() is not None)  # at once: nobody has run yet
         beats.start()
-        _until(lambda: reader.llen(name) >= COUNT)  # the first tick comes at once: nobody has run yet
-        beats.start()
-        leader = beats.processes[0]
         size = reader.llen(name)
-        _until(lambda: reader.llen(name) > size)
+        _until(lambda: reader.llen(name) > size or leader.poll() is not None)
         PAUSE.wait(random.uniform(0.0, 0.1))
         if leader.poll() is not None:
             return None
