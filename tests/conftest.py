@@ -6,9 +6,11 @@ Redis the tests own databases 1-15, which they empty.
 
 import itertools
 
+import celery.app.builtins  # noqa: F401 - its shared tasks are everybody's
 import httpx
 import pytest
 import redis
+from celery import _state
 
 from fencebeat.connection import Client
 from tests.support.fences import Fence
@@ -42,6 +44,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem in TIMED:
             item.add_marker("timed")
+
+
+@pytest.fixture(autouse=True)
+def _tasks_of_their_own():
+    """A task of one test's application is none of the next one's: Celery shares tasks unless it is told not to."""
+    before = set(_state._on_app_finalizers)
+    yield
+    _state._on_app_finalizers &= before
 
 
 @pytest.fixture(scope="session")

@@ -266,15 +266,14 @@ def test_f18_the_flags_grow_old_while_the_ledger_is_frozen_and_are_renewed_when_
     Recovery(store.client, store.keys, carrier="lock", effects=effects)(term)
     keeper = FlagKeeper(effects, store.client, store.keys)
     copier = AuditCopier(effects, store.client, store.keys, every=0.2)
-    for signal in (keeper.renewed, keeper.failed, copier.failed):
-        signal.listen()
+    keeper.renewed.listen()
     with started(keeper, copier):
-        keeper.renewed.wait()
+        keeper.renewed.wait(HUNG)
         with freezer.frozen():
-            keeper.failed.wait(HUNG)
-            copier.failed.wait(HUNG)
-            assert "did not answer" in keeper.trouble
-            until(lambda: read_flags(store.client, store.keys).age_seconds > FRESH, what="the copy is unknown")
+            # By their state: a signal may be of a moment before, when a loaded machine was slow.
+            until(lambda: "did not answer" in (keeper.trouble or ""), at_most=HUNG, what="the keeper says so")
+            until(lambda: copier.trouble is not None, at_most=HUNG, what="the copier says so")
+            until(lambda: read_flags(store.client, store.keys).age_seconds > FRESH, at_most=HUNG, what="unknown")
         until(lambda: read_flags(store.client, store.keys).age_seconds < FRESH, at_most=HUNG, what="renewed")
         until(lambda: keeper.trouble is None and copier.trouble is None, at_most=HUNG, what="both go on")
 
@@ -293,7 +292,7 @@ def test_f18_connections_that_turn_mute_under_a_keeper_are_replaced_while_the_co
     keeper.renewed.listen()
     keeper.failed.listen()
     with started(keeper):
-        keeper.renewed.wait()
+        keeper.renewed.wait(HUNG)
         proxy.silence("down", times=1)
         until(lambda: proxy.bites["silence"], what="a connection is mute")
         for _ in range(3):

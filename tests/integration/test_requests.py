@@ -38,7 +38,7 @@ def work():
 @pytest.fixture
 def app(redis_url):
     with Celery("requests", broker=redis_url, set_as_current=False) as made:
-        made.task(name="guarded.work", base=GuardedTask)(work)
+        made.task(name="guarded.work", base=GuardedTask, shared=False)(work)
         made.finalize()
         yield made
 

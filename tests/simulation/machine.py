@@ -294,7 +294,10 @@ class Liveness(Machine):
         copied = [{"id": identity, **fields} for identity, fields in world.effects._records.items()]
         seen = {record["id"] for record in copied}
         known = [*copied, *(record for record in world.audit() if record["id"] not in seen)]
-        marks = [int(r["fire_time"]) for r in known if r["outcome"] == "added" and r.get("entry") == "each"]
+        added = [r for r in known if r["outcome"] == "added" and r.get("entry") == "each"]
+        marks = [int(r["fire_time"]) for r in added]
+        # Ticks are owed from its first addition on; a later one, after clocks went back, may have a lower mark.
+        first = int(min(added, key=lambda r: tuple(map(int, r["id"].split("-"))))["fire_time"])
         until = (int(EPOCH + world.now + world.server_ahead) - 2) * SECOND
         ran = set(world.ran)
         passed = [
@@ -304,7 +307,7 @@ class Liveness(Machine):
         ]
         missing = [
             at
-            for at in ORACLES["each"](min(marks), until)
+            for at in ORACLES["each"](first, until)
             if task_id(world.keys.namespace, "each", at) not in ran
             and not any(first <= at <= last for first, last in passed)
         ]

@@ -72,19 +72,19 @@ def _wait(task: Task, gate: str | None):
                 threading.Event().wait(0.02)
 
 
-@app.task(name="effect", base=GuardedTask, bind=True)
+@app.task(name="effect", base=GuardedTask, bind=True, shared=False)
 def effect(self, gate=None):
     _wait(self, gate)
     _effect(self)
     return "done"
 
 
-@app.task(name="unguarded", bind=True)
+@app.task(name="unguarded", bind=True, shared=False)
 def unguarded(self):
     _effect(self)
 
 
-@app.task(name="in_transaction", base=GuardedTask, bind=True)
+@app.task(name="in_transaction", base=GuardedTask, bind=True, shared=False)
 def in_transaction(self, gate=None):
     with psycopg.connect(os.environ["EFFECTS_URL"], connect_timeout=5) as connection:
         connection.execute("INSERT INTO effect VALUES (%s, %s)", (self.request.id, current_tick().attempt))
@@ -92,7 +92,7 @@ def in_transaction(self, gate=None):
         current_tick().close(connection)
 
 
-@app.task(name="retrying", base=GuardedTask, bind=True, max_retries=2)
+@app.task(name="retrying", base=GuardedTask, bind=True, max_retries=2, shared=False)
 def retrying(self, times, throw=True):
     if self.request.retries < times:
         # Not at once: this run's RETRY would be written over the result of the next one.
@@ -102,33 +102,33 @@ def retrying(self, times, throw=True):
     return "done"
 
 
-@app.task(name="failing", base=GuardedTask, bind=True)
+@app.task(name="failing", base=GuardedTask, bind=True, shared=False)
 def failing(self):
     _effect(self)
     raise ArithmeticError("on purpose")
 
 
-@app.task(name="hard", base=GuardedTask, bind=True, time_limit=1)
+@app.task(name="hard", base=GuardedTask, bind=True, time_limit=1, shared=False)
 def hard(self):
     _wait(self, "never")
 
 
-@app.task(name="soft", base=GuardedTask, bind=True, soft_time_limit=1)
+@app.task(name="soft", base=GuardedTask, bind=True, soft_time_limit=1, shared=False)
 def soft(self):
     _wait(self, "never")
 
 
-@app.task(name="add")
+@app.task(name="add", shared=False)
 def add(one, other):
     return one + other
 
 
-@app.task(name="total")
+@app.task(name="total", shared=False)
 def total(numbers):
     return sum(numbers)
 
 
-@app.task(name="chording", base=GuardedTask, bind=True)
+@app.task(name="chording", base=GuardedTask, bind=True, shared=False)
 def chording(self):
     return chord([add.s(n, n) for n in range(4)])(total.s()).id
 

@@ -28,7 +28,7 @@ app.conf.update(
 )
 
 
-@app.task(name="drive.effect", base=GuardedTask)
+@app.task(name="drive.effect", base=GuardedTask, shared=False)
 def effect() -> None:
     """Count one effect of this tick."""
     with redis.Redis.from_url(os.environ["REDIS_URL"], socket_timeout=5, socket_connect_timeout=5) as client:

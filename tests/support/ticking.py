@@ -30,7 +30,7 @@ app.conf.update(
 TABLE = "CREATE TABLE effect (task_id uuid, entry text, fire_time bigint, attempt int)"
 
 
-@app.task(name="ticking.guarded", base=GuardedTask)
+@app.task(name="ticking.guarded", base=GuardedTask, shared=False)
 def guarded() -> None:
     """Leave a row, once a tick."""
     tick = current_tick()
@@ -40,7 +40,7 @@ def guarded() -> None:
         tick.close(connection)
 
 
-@app.task(name="ticking.bare")
+@app.task(name="ticking.bare", shared=False)
 def bare() -> None:
     """Leave a row each time it runs."""
     tick = current_tick()

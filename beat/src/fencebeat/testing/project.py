@@ -29,6 +29,6 @@ app = Celery("drive", broker=os.environ.get("REDIS_URL", "redis://127.0.0.1:6379
 app.conf.update({"result_expires": None, **settings(os.environ.get("FENCEBEAT_DRIVE", "{}"))})
 
 
-@app.task(name="drive.work")
+@app.task(name="drive.work", shared=False)
 def work(*_args: Any, **_kwargs: Any) -> None:
     """Do nothing."""
