@@ -31,14 +31,14 @@ class Trap:
 calls = []
 original = scripts.Script.__call__
 
-def call(script, client, keys, args):
+def call(script, client, keys, args, *more):
     if script.name == "commit":
         calls.append(1)
         if len(calls) == 3:
             client.connection_pool._lock = threading.Lock()  # what it was then
             with client.connection_pool._lock:
                 Trap(client.connection_pool._lock)
-    return original(script, client, keys, args)
+    return original(script, client, keys, args, *more)
 
 scripts.Script.__call__ = call
 '''

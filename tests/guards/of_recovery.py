@@ -124,8 +124,8 @@ GUARDS = (
         name="recovery-new-entries-are-told",
         breaks="I2",
         file=_LUA,
-        text="      if redis.call('HSETNX', last, mark[1], mark[2]) == 1 then\n",
-        instead="      if redis.call('HSETNX', last, mark[1], mark[2]) == 2 then\n",
+        text="      if not redis.call('HGET', last, mark[1]) then\n",
+        instead="      if false then\n",
         tests=(_RECOVERY + "test_s7_an_entry_that_began_at_a_loss_is_known_at_the_next_one",),
     ),
     Guard(

@@ -239,18 +239,26 @@ class Proxy:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+        for _ in range(3):  # who waited for them aborts its transports, and these close
+            await asyncio.sleep(0)
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = self._target
+        if host.startswith("/"):
+            return await asyncio.open_unix_connection(host)
+        return await asyncio.open_connection(host, port)
 
     async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         self.connections += 1
+        opening = asyncio.ensure_future(self._open())
+        self._pumps.add(opening)
         try:
-            host, port = self._target
-            if host.startswith("/"):
-                answers, server = await asyncio.open_unix_connection(host)
-            else:
-                answers, server = await asyncio.open_connection(host, port)
-        except OSError:
+            answers, server = await opening
+        except (OSError, asyncio.CancelledError):  # cancelled at the end of the proxy
             client.transport.abort()
             return
+        finally:
+            self._pumps.discard(opening)
         link = _Link(client, server)
         self._links.add(link)
         pumps = [

@@ -94,7 +94,8 @@ if step == 'page' then
       redis.call('HSET', last, mark[1], text(math.max(stored or 0, mark[2])))
     end
     for _, mark in ipairs(begun) do
-      if redis.call('HSETNX', last, mark[1], mark[2]) == 1 then
+      if not redis.call('HGET', last, mark[1]) then
+        redis.call('HSET', last, mark[1], mark[2])
         redis.call('XADD', audit, 'MAXLEN', '~', KEEP, '*', 'outcome', 'added', 'entry', mark[1], 'fire_time', mark[2],
           'token', token)
       end
