@@ -124,8 +124,8 @@ GUARDS = (
         name="recovery-new-entries-are-told",
         breaks="I2",
         file=_LUA,
-        text="      if not redis.call('HGET', last, mark[1]) then\n",
-        instead="      if false then\n",
+        text="'outcome', 'added', 'entry', mark[1]",
+        instead="'outcome', 'untold', 'entry', mark[1]",
         tests=(_RECOVERY + "test_s7_an_entry_that_began_at_a_loss_is_known_at_the_next_one",),
     ),
     Guard(

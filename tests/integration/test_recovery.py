@@ -105,6 +105,7 @@ def test_s7_an_entry_that_began_at_a_loss_is_known_at_the_next_one(store, term, 
     effects.copy_entries(EntriesCopy(Version(7, 3), None, {"monthly": "{}"}, {}))
     Recovery(store.client, store.keys, carrier="lock", effects=effects)(term)
     begun = store.client.hget(store.keys.last, "monthly")
+    assert int(begun) > 0
     AuditCopier(effects, store.client, store.keys).copy()
     store.client.flushdb()
     new = store.lock("host-1").acquire(nonce(), floor=term.token)
